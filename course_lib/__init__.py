@@ -1,0 +1,27 @@
+"""Ring to DDP: the library behind the course.
+
+`run` starts a function on N real ranks, `train` starts the training loop, `show` draws what a run did and
+`check` judges an exercise. They are loaded on first use, so that `import course_lib` stays quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from course_lib import check, show
+    from course_lib.launch import run
+    from course_lib.train import train
+
+__version__ = "0.1.0"
+__all__ = ["run", "train", "show", "check"]
+
+_HOMES = {"run": "course_lib.launch", "train": "course_lib.train", "show": None, "check": None}
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module 'course_lib' has no attribute {name!r}")
+    home = _HOMES[name]
+    value = getattr(import_module(home), name) if home else import_module(f"course_lib.{name}")
+    globals()[name] = value
+    return value
