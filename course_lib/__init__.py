@@ -15,13 +15,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["run", "train", "show", "check"]
 
-_HOMES = {"run": "course_lib.launch", "train": "course_lib.train", "show": None, "check": None}
-
 
 def __getattr__(name: str):
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'course_lib' has no attribute {name!r}")
-    home = _HOMES[name]
-    value = getattr(import_module(home), name) if home else import_module(f"course_lib.{name}")
-    globals()[name] = value
-    return value
+    if name == "run":
+        from course_lib.launch import run
+
+        return run
+    return import_module(f"course_lib.{name}")  # `train` is a package that can be called, see its __init__
