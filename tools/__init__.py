@@ -1,0 +1,1 @@
+"""What `make` runs: set-up, notebooks from text, static pages. Learners need only `make`."""
