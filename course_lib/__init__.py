@@ -4,6 +4,7 @@
 `check` judges an exercise. They are loaded on first use, so that `import course_lib` stays quick.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -24,3 +25,9 @@ def __getattr__(name: str):
 
         return run
     return import_module(f"course_lib.{name}")  # `train` is a package that can be called, see its __init__
+
+
+if "ipykernel" in sys.modules:  # in a notebook: warm up while the learner reads
+    from course_lib.launch import prewarm
+
+    prewarm()

@@ -1,0 +1,179 @@
+"""The helper process of a kernel: starts torchrun, warm where that is safe, and leaves nothing behind.
+
+It speaks JSON lines over a socket with the one who started it:
+in   {"do": "start", "start": "fork" | "torchrun", "argv": [...], "env": {...}, "cwd": ..., "path": [...], "log": ...}
+     {"do": "signal", "number": 15}     {"do": "kill"}
+out  {"event": "ready"}     {"event": "exit", "code": 1}     {"event": "gone"}
+The end of the socket means that the kernel is gone: then everything dies.
+"""
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import psutil
+
+from course_lib.launch.dying import adopt_orphans, die_with_parent
+
+
+def warm_up() -> None:
+    """Import once what every rank needs; `_dynamo` because the first optimizer pulls it in."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking for GPUs must not initialise CUDA here
+    import torch
+    import torch._dynamo
+    import torch.distributed.run
+
+    import course_lib.launch.rank  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+class Agent:
+    """One job at a time: a torchrun and all that descends from it."""
+
+    def __init__(self, channel: socket.socket, folder: str) -> None:
+        self.channel, self.folder = channel, folder
+        self.parent = os.getppid()
+        self.job: int | None = None
+        self.busy = False  # a job was started and its last process is not gone yet
+        self.buffer = b""
+
+    def say(self, **event) -> None:
+        self.channel.sendall(json.dumps(event).encode() + b"\n")
+
+    def serve(self) -> None:
+        """Work until the kernel goes away."""
+        self.say(event="ready")
+        while os.getppid() == self.parent:
+            readable, _, _ = select.select([self.channel], [], [], 0.01 if self.busy else 1.0)
+            if readable:
+                data = self.channel.recv(1 << 20)
+                if not data:
+                    return
+                *lines, self.buffer = (self.buffer + data).split(b"\n")
+                for line in lines:
+                    self.obey(json.loads(line))
+            if self.busy:
+                self.look()
+
+    def obey(self, order: dict) -> None:
+        if order["do"] == "start":
+            self.job, self.busy = self.start(order), True
+        elif order["do"] == "signal" and self.job:
+            os.kill(self.job, order["number"])
+        elif order["do"] == "kill" and self.busy:
+            self.job = None
+            self.end_all()
+
+    def start(self, order: dict) -> int:
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            if order["start"] == "fork":
+                return self.fork(order, log)
+            me = os.getpid()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "torch.distributed.run", *order["argv"]],
+                env=order["env"], cwd=order["cwd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                preexec_fn=lambda: (signal.signal(signal.SIGINT, signal.SIG_DFL), die_with_parent(me)),
+            )  # fmt: skip
+            process.returncode = 0  # we reap it ourselves
+            return process.pid
+        finally:
+            os.close(log)
+
+    def fork(self, order: dict, log: int) -> int:
+        """A child that calls torchrun's own entry, with torch already imported."""
+        me = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            die_with_parent(me)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            self.channel.close()
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.chdir(order["cwd"])
+            os.environ.clear()
+            os.environ.update(order["env"])
+            sys.path[:] = order["path"]
+            from torch.distributed.run import main
+
+            main(order["argv"])
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        except BaseException:  # noqa: BLE001 - whatever torchrun raises belongs into its log
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def look(self) -> None:
+        """Reap what has ended; when torchrun itself has, end what it left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                pid, status = 0, 0
+            if pid == 0:
+                return
+            if pid == self.job:
+                self.job = None
+                self.say(event="exit", code=os.waitstatus_to_exitcode(status))
+                self.end_all()
+                return
+
+    def end_all(self) -> None:
+        """Kill until there is no child: orphans become ours, so none can escape."""
+        limit = time.monotonic() + 20
+        while time.monotonic() < limit:
+            for process in psutil.Process().children(recursive=True):
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    continue
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    continue
+            except ChildProcessError:
+                break
+            time.sleep(0.002)
+        if self.busy:
+            self.busy = False
+            self.say(event="gone")
+
+
+def main() -> None:
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    folder, warm = sys.argv[2], sys.argv[3] == "warm"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the kernel, which then tells us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    adopt_orphans()
+    agent = Agent(channel, folder)
+    try:
+        if warm:
+            warm_up()
+        agent.serve()
+    except (BrokenPipeError, ConnectionResetError):
+        print("the kernel is gone", file=sys.stderr)
+    finally:
+        agent.busy = False
+        agent.end_all()
+        if not Path(f"/proc/{agent.parent}").exists() or os.getppid() != agent.parent:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Run a program under plain torchrun from a notebook: followed, interruptible, and gone when it is over."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from course_lib.launch.supervise import exclusive
+
+
+def torchrun(
+    args: list[str],
+    *,
+    ranks: int,
+    log: Path,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    on_tick: Callable[[], None] | None = None,
+    timeout: float | None = None,
+    grace: float = 30.0,
+) -> int:
+    """Run `torchrun --standalone --nproc-per-node=RANKS ARGS` and return its exit code.
+
+    args     what follows torchrun's own options: a script or `-m module`, and its arguments
+    log      file that receives all output
+    on_tick  called about five times a second in the calling thread
+    timeout  seconds; then the program is stopped as below and TimeoutError is raised
+    grace    on Ctrl-C or at the timeout torchrun gets SIGTERM, so that the ranks can save; after `grace` seconds,
+             or at a second Ctrl-C, all are killed. Then KeyboardInterrupt is raised.
+    """
+    argv = ["--standalone", "--nproc-per-node", str(ranks), *args]
+    deadline = time.monotonic() + timeout if timeout else float("inf")
+    with exclusive() as (current, interrupt):
+        whole_env = {**os.environ, **(env or {})}
+        current.start("torchrun", argv, log, env=whole_env, cwd=Path(cwd or Path.cwd()))
+        while current.poll(0.2) is None:
+            if on_tick:
+                on_tick()
+            late = time.monotonic() > deadline
+            if interrupt.count or late:
+                current.signal(signal.SIGTERM)
+                kill_at = time.monotonic() + grace
+                seen = interrupt.count
+                while current.poll(0.1) is None and time.monotonic() < kill_at and interrupt.count == seen:
+                    if on_tick:
+                        on_tick()
+                current.end()
+                if late:
+                    raise TimeoutError(f"The program was stopped after {timeout:.0f} s, the time given to it.")
+                raise KeyboardInterrupt
+        if on_tick:
+            on_tick()
+        assert current.exit_code is not None
+        return current.exit_code

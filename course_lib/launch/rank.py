@@ -1,0 +1,141 @@
+"""What one rank of `run` does: set up, join the process group, call the function, hand over what came of it."""
+
+import contextlib
+import faulthandler
+import json
+import linecache
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from course_lib.launch import trace
+from course_lib.launch.dying import die_with_parent
+from course_lib.launch.pickling import dumps
+from course_lib.launch.watch import Watch
+
+_OURS = str(Path(__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+_START_LIMIT = 120.0  # seconds a rank waits for the others to be forked
+
+
+class Rank:
+    """The life of one rank in the run folder that torchrun's script argument names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.number, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.plan = json.loads((folder / "plan.json").read_text())
+        self.writer = trace.Writer(folder, self.number)
+
+    def path(self, kind: str) -> Path:
+        """File of this rank in the run folder."""
+        return self.folder / f"rank_{self.number}.{kind}"
+
+    def prepare(self) -> None:
+        """Own output and stack files, default signals, one thread; then wait until all ranks exist."""
+        die_with_parent()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)  # torchrun's handlers are inherited by a forked rank
+        sys.stdout.flush()
+        sys.stderr.flush()
+        out = os.open(self.path("out"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True)
+        stack = self.path("stack").open("w")
+        faulthandler.enable(stack)
+        faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
+        torch.set_num_threads(1)
+        for name, lines in self.plan["sources"].items():
+            linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+        partial = self.path("pid.partial")
+        partial.write_text(str(os.getpid()))
+        partial.rename(self.path("pid"))
+        # A process that is forked while another thread resolves a name can hang in its own first look-up, so
+        # nobody touches the network before all ranks have been forked.
+        deadline = time.monotonic() + _START_LIMIT
+        while len(list(self.folder.glob("rank_*.pid"))) < self.world:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not all of the {self.world} ranks had started after {_START_LIMIT:.0f} s")
+            time.sleep(0.003)
+
+    def label(self, file: str, line: int) -> str:
+        """A source position in words."""
+        return f"{self.plan['cells'].get(file) or Path(file).name}, line {line}"
+
+    def work(self) -> None:
+        """Join the group, call the function, write its value."""
+        dist.init_process_group(self.plan["backend"], timeout=timedelta(seconds=self.plan["group_timeout"]))
+        fn, args = pickle.loads((self.folder / "call.pickle").read_bytes())
+        dist.barrier()
+        if self.plan["watch"]:
+            Watch(self.writer, self.label).install()
+        begin = time.monotonic()
+        self.writer.state(trace.RUNNING, begin=begin)
+        value = fn(*args)
+        self.writer.state(trace.RUNNING, end=time.monotonic())
+        try:
+            data = dumps(value)
+        except Exception as error:  # noqa: BLE001 - any __reduce__ may run
+            raise TypeError(
+                f"rank {self.number} returned a {type(value).__name__}, which cannot be sent back: {error}"
+            ) from None
+        self.path("value").write_bytes(data)
+
+    def failed(self, error: BaseException) -> None:
+        """Write what went wrong, as the learner's own lines."""
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not _hidden(f.filename)]
+        frames = [f for f in frames if not f.filename.startswith(_TORCH)] or frames[-1:]
+        story = {
+            "type": type(error).__name__,
+            "message": str(error),
+            "time": time.time(),
+            "frames": [
+                {"where": self.label(f.filename, f.lineno or 0), "function": f.name, "text": f.line or ""}
+                for f in frames
+            ],
+        }
+        partial = self.path("error.partial")
+        partial.write_text(json.dumps(story))
+        partial.rename(self.path("error"))
+
+    def stay(self) -> None:
+        """Wait for the others: a rank that leaves early breaks the connections of its peers.
+
+        After a failure somebody never gets here; then the supervisor ends all of us.
+        """
+        while len(list(self.folder.glob("rank_*.end"))) < self.world:
+            time.sleep(0.003)
+
+
+def _hidden(file: str) -> bool:
+    return file.startswith((_OURS, "<frozen")) or file.endswith("_rank_main.py")
+
+
+def main(folder: str) -> None:
+    """Entry of the script that torchrun starts."""
+    rank = Rank(Path(folder))
+    state = trace.RETURNED
+    try:
+        rank.prepare()
+        rank.work()
+    except BaseException as error:  # noqa: BLE001 - SystemExit of a rank is news too
+        rank.failed(error)
+        state = trace.RAISED
+    with contextlib.suppress(ValueError):  # the function may have closed its streams
+        sys.stdout.flush()
+        sys.stderr.flush()
+    rank.writer.state(state)
+    if state == trace.RETURNED:
+        rank.path("end").touch()
+    rank.stay()
+    dist.destroy_process_group()

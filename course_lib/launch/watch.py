@@ -1,0 +1,122 @@
+"""Wrap the functions of torch.distributed in a rank, so that each call leaves a record in the trace."""
+
+import functools
+import inspect
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from course_lib.launch.trace import OPS, POINT_TO_POINT, Writer
+
+_PAYLOAD = {  # which argument holds what this rank puts in; "tensor" where not named
+    "all_gather_into_tensor": "input_tensor",
+    "reduce_scatter": "input_list",
+    "reduce_scatter_tensor": "input",
+    "all_to_all": "input_tensor_list",
+    "all_to_all_single": "input",
+}
+_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+class Watch:
+    """Installs the wrappers. `label(file, line)` turns a source position into words."""
+
+    def __init__(self, writer: Writer, label: Callable[[str, int], str]) -> None:
+        self.writer, self.label = writer, label
+        self._inside = threading.local()
+        self._collectives: Counter[int] = Counter()
+
+    def install(self) -> None:
+        """Replace each function wherever torch.distributed keeps it."""
+        for number, op in enumerate(OPS):
+            original = getattr(distributed_c10d, op)
+            wrapper = self._wrap(number, op, original)
+            for module in (distributed_c10d, dist):
+                setattr(module, op, wrapper)
+
+    def where(self) -> int:
+        """The innermost line that is neither torch's nor ours."""
+        frame = sys._getframe(2)
+        while frame.f_back and frame.f_code.co_filename.startswith(_OURS):
+            frame = frame.f_back
+        return self.writer.name("where", self.label(frame.f_code.co_filename, frame.f_lineno))
+
+    def _wrap(self, number: int, op: str, original: Callable) -> Callable:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def wrapper(*args, **kwargs):
+            if getattr(self._inside, "on", False):  # torch calls its own functions: count the outermost only
+                return original(*args, **kwargs)
+            given = signature.bind(*args, **kwargs).arguments
+            where = self.where()
+            row = self._start(number, op, given, where)
+            asynchronous = op in ("isend", "irecv") or given.get("async_op", False)
+            self._inside.on = True
+            if not asynchronous:
+                self.writer.blocked(row, where)
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self._inside.on = False
+                if not asynchronous:
+                    self.writer.blocked(-1, -1)
+            if asynchronous and result is not None:
+                return WatchedWork(result, self, row)
+            self.writer.done(row, time.monotonic(), result if op == "recv" else None)
+            return result
+
+        return wrapper
+
+    def _start(self, number: int, op: str, given: dict, where: int) -> int:
+        group = given.get("group") or dist.group.WORLD
+        ranks = dist.get_process_group_ranks(group) if dist.is_initialized() else []
+        peer = given.get("dst", given.get("src"))
+        local = given.get("group_dst", given.get("group_src"))
+        if peer is None and local is not None:
+            peer = ranks[local]
+        group_number = self.writer.name("group", ranks)
+        sequence = 0
+        if op not in POINT_TO_POINT:
+            sequence = self._collectives[group_number]
+            self._collectives[group_number] += 1
+        return self.writer.start(
+            number, -1 if peer is None else peer, given.get("tag", 0), group_number,
+            _nbytes(given.get(_PAYLOAD.get(op, "tensor"))), time.monotonic(), where, sequence,
+        )  # fmt: skip
+
+
+def _nbytes(thing: object) -> int:
+    if isinstance(thing, torch.Tensor):
+        return thing.numel() * thing.element_size()
+    if isinstance(thing, (list, tuple)):
+        return sum(map(_nbytes, thing))
+    return 0
+
+
+class WatchedWork:
+    """A `Work` handle that notes when its `wait()` returns; all else goes to torch's own handle."""
+
+    def __init__(self, work: dist.Work, watch: Watch, row: int) -> None:
+        self._work, self._watch, self._row = work, watch, row
+
+    def wait(self, *args, **kwargs):
+        """Wait as torch does; meanwhile the trace says where."""
+        writer = self._watch.writer
+        writer.blocked(self._row, self._watch.where())
+        try:
+            result = self._work.wait(*args, **kwargs)
+        finally:
+            writer.blocked(-1, -1)
+        writer.done(self._row, time.monotonic())
+        return result
+
+    def __getattr__(self, name: str):
+        return getattr(self._work, name)
