@@ -1,0 +1,29 @@
+"""Pictures of what a run did. Each call returns an object that a notebook displays by itself.
+
+messages(r)   who sent what to whom, and when: a lane a rank, message by message with the arrow keys
+loss(t, ...)  the training loss of one or several runs
+machine()     what this machine can do, in words
+"""
+
+from importlib import import_module
+
+# Where each picture lives. Loaded on first use: matplotlib and torch cost seconds, `import course_lib` must not.
+_HOME = {
+    "messages": "course_lib.show.messages",
+    "loss": "course_lib.show.loss",
+    "machine": "course_lib.show.machine",
+    "Stepper": "course_lib.show.stepper",
+}
+__all__ = ["messages", "loss", "machine", "Stepper"]
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module 'course_lib.show' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value  # the import bound the submodule to this name; the function is what people call
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,56 @@
+"""Colours and line styles, one table for SVG and PNG.
+
+The hues are those of Okabe and Ito (2008), which people with colour-blindness can tell apart; no meaning rests on
+colour alone (waiting is dashed, failures carry a cross). `dark` is used in JupyterLab's dark theme; a PNG is on
+white. An empty colour means the colour of the text around the picture.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    light: str = ""
+    dark: str = ""
+    fill: float = 0.0  # opacity of the inside
+    stroke: float = 0.0  # width of the outline, pixels
+    dash: str = ""
+    opacity: float = 1.0
+
+
+LOOKS = {
+    "lane": Look(stroke=1, opacity=0.35),
+    "grid": Look(stroke=1, opacity=0.12),
+    "send": Look("#0072B2", "#56B4E9", fill=1),
+    "recv": Look("#009E73", "#2BC79A", fill=1),
+    "group": Look("#B26F00", "#E69F00", fill=1),
+    "band": Look("#B26F00", "#E69F00", fill=0.16),
+    "wait": Look(fill=0.08, stroke=1, dash="3 2", opacity=0.75),
+    "open-send": Look("#0072B2", "#56B4E9", fill=0.12, stroke=1.5),
+    "open-recv": Look("#009E73", "#2BC79A", fill=0.12, stroke=1.5),
+    "arrow": Look("#0072B2", "#56B4E9", stroke=1.8),
+    "lost": Look("#C24E00", "#FF8A4C", stroke=2.2, dash="6 4"),
+    "text": Look(fill=1),
+    "strong": Look(fill=1),
+    "small": Look(fill=1, opacity=0.8),
+    "label": Look(fill=1),
+}
+SIZES = {"text": 14, "strong": 15, "small": 13, "label": 13}  # of texts, pixels
+
+
+def css(scope: str) -> str:
+    """The table as a style sheet whose rules hold inside `scope` only."""
+    rules = []
+    for name, look in LOOKS.items():
+        colour = f"var(--{name})" if look.light else "currentColor"
+        style = f"opacity:{look.opacity:g};" if look.opacity != 1 else ""
+        style += f"fill:{colour};fill-opacity:{look.fill:g};" if look.fill else "fill:none;"
+        style += f"stroke:{colour};stroke-width:{look.stroke:g};" if look.stroke else ""
+        style += f"stroke-dasharray:{look.dash};" if look.dash else ""
+        style += f"font-size:{SIZES[name]}px;" if name in SIZES else ""
+        rules.append(f"{scope} .{name}{{{style}}}")
+    light = "".join(f"--{name}:{look.light};" for name, look in LOOKS.items() if look.light)
+    dark = "".join(f"--{name}:{look.dark};" for name, look in LOOKS.items() if look.dark)
+    themes = [f"{scope}{{{light}}}"]
+    themes += [f"{where} {scope}{{{dark}}}" for where in ('[data-jp-theme-light="false"]', ".vscode-dark")]
+    return "\n".join(themes + rules)
