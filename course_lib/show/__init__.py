@@ -7,7 +7,7 @@ machine()     what this machine can do, in words
 
 from importlib import import_module
 
-# Where each picture lives. Loaded on first use: matplotlib and torch cost seconds, `import course_lib` must not.
+# Where each picture lives. Loaded on first use: matplotlib costs a second, `import course_lib` must not.
 _HOME = {
     "messages": "course_lib.show.messages",
     "loss": "course_lib.show.loss",

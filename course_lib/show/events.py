@@ -1,7 +1,7 @@
 """From the calls that each rank made to what happened between ranks: transfers and collectives.
 
-A send is matched to a receive as torch.distributed does it: in order, by (source, destination, tag, group). The
-k-th collective that a rank calls on a group belongs together with the k-th of every other rank of that group.
+A send is matched to a receive as torch.distributed does it: in order, by (source, destination, tag, group).
+The k-th collective that a rank calls on a group belongs together with the k-th of every other rank of it.
 """
 
 from collections import defaultdict, deque

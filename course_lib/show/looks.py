@@ -1,7 +1,7 @@
 """Colours and line styles, one table for SVG and PNG.
 
-The hues are those of Okabe and Ito (2008), which people with colour-blindness can tell apart; no meaning rests on
-colour alone (waiting is dashed, failures carry a cross). `dark` is used in JupyterLab's dark theme; a PNG is on
+The hues follow Okabe and Ito (2008), which people with colour-blindness can tell apart; no meaning rests on
+colour alone (waiting is dashed, failures carry a cross). `dark` is for JupyterLab's dark theme; a PNG is on
 white. An empty colour means the colour of the text around the picture.
 """
 

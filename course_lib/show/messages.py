@@ -12,10 +12,10 @@ _ROWS = 40  # of the plain-text table
 
 
 def messages(r: Result, most: int = 200) -> Stepper:
-    """Draw the messages of a run: a lane a rank, time to the right, an arrow from each sender to its receiver.
+    """Draw the messages of a run: a lane a rank, time to the right, arrows from sender to receiver.
 
     r      what `run` returned
-    most   draw this many messages and collectives at most, the earliest; the caption says how many are left out
+    most   draw at most this many messages and collectives, the earliest; the caption says so
 
     Step 0 is the whole picture; the arrow keys then go through the messages in the order of time.
     """

@@ -82,17 +82,12 @@ def _collective(event: Collective) -> str:
 
 
 def table(found: list[Event], most: int) -> str:
-    """A plain-text table of the first `most` events: start, from, to, operation, bytes, time taken, source."""
+    """A plain-text table of the first `most` events: when, from, to, operation, bytes, time, source."""
     rows = [("ms", "from", "to", "what", "bytes", "took", "where")]
     rows += [_row(event) for event in found[:most]]
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    numbers = (0, 4)  # right-aligned columns
-    lines = [
-        "  ".join(
-            cell.rjust(w) if k in numbers else cell.ljust(w) for k, (cell, w) in enumerate(zip(row, widths))
-        )
-        for row in rows
-    ]
+    align = [str.rjust if k in (0, 4) else str.ljust for k in range(len(widths))]  # numbers to the right
+    lines = ["  ".join(put(cell, w) for put, cell, w in zip(align, row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)
 
 

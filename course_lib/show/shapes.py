@@ -1,6 +1,6 @@
 """The few shapes that pictures are made of, in pixels of a fixed canvas; `svg` and `still` both draw them.
 
-`look` names a style (see `looks`), `step` the step of the stepper that a shape belongs to (None: always plain).
+`look` names a style (see `looks`), `step` the step that a shape belongs to (None: always plain).
 """
 
 from dataclasses import dataclass, field

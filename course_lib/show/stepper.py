@@ -1,8 +1,8 @@
 """A picture that people step through with the arrow keys, live without a kernel.
 
-The output is one HTML fragment: a PNG and a script that swaps it for SVG with a slider. So it moves in a notebook
-that is reopened without a kernel and in an exported page without a network; where scripts are not allowed (a
-notebook that is not trusted yet) the PNG stays.
+The output is one HTML fragment: a PNG and a script that swaps it for SVG with a slider. So it moves in a
+notebook that is reopened without a kernel and in an exported page without a network; where scripts are not
+allowed (a notebook that is not trusted yet) the PNG stays.
 """
 
 import json

@@ -16,7 +16,7 @@ _ALIGN = {"start": "left", "middle": "center", "end": "right"}
 
 
 def png(canvas: Canvas, scale: float = 1.5) -> bytes:
-    """The canvas on white, `scale` dots a pixel. Uses Figure, not pyplot: the learner's figures stay untouched."""
+    """The canvas on white, `scale` dots a pixel. Figure, not pyplot: the learner's figures stay."""
     figure = Figure(
         figsize=(canvas.width / _DOTS, canvas.height / _DOTS), dpi=_DOTS * scale, facecolor="white"
     )

@@ -10,7 +10,8 @@ def svg(canvas: Canvas) -> str:
     """An <svg> that fills the width it is given; shapes of a step carry data-step."""
     body = "\n".join(_shape(shape) for shape in canvas.shapes)
     size = f'viewBox="0 0 {canvas.width:g} {canvas.height:g}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label={quoteattr(canvas.alt)}>\n{body}\n</svg>'
+    alt = f'role="img" aria-label={quoteattr(canvas.alt)}'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {alt}>\n{body}\n</svg>'
 
 
 def _shape(shape: Shape) -> str:
