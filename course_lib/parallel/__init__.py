@@ -1,0 +1,1 @@
+"""Data parallelism, by hand and with torch's DistributedDataParallel."""

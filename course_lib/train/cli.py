@@ -1,0 +1,83 @@
+"""From the words of the command line to a configuration, or to one full sentence."""
+
+import contextlib
+import difflib
+import io
+import re
+from dataclasses import replace
+
+import tyro
+
+from course_lib.train.config import Config, option_names
+from course_lib.train.errors import ConfigError
+from course_lib.train.recipes import RECIPES, find
+
+USAGE = "python -m course_lib.train RECIPE [--optim.lr 0.1 ...]"
+
+
+class Help(Exception):
+    """The person asked for help; the text is the message."""
+
+
+def overview() -> str:
+    """What `--help` without a recipe says."""
+    lines = [f"usage: {USAGE}", "", "recipes (RECIPE --help lists the options of one):"]
+    lines += [f"  {name:<14} {recipe.__doc__.splitlines()[0]}" for name, recipe in RECIPES.items()]
+    lines += [
+        "",
+        "exit codes: 0 finished, 1 failed, 2 cannot start, 75 stopped: start again with the same --run.dir",
+    ]
+    return "\n".join(lines)
+
+
+def parse(words: list[str]) -> Config:
+    """The configuration; raises Help, or ConfigError that names the word which was not understood."""
+    if words and words[0] in ("-h", "--help"):
+        raise Help(overview())
+    if not words or words[0].startswith("-"):
+        raise ConfigError(f"A recipe must come first ({', '.join(RECIPES)}): {USAGE}.")
+    name, *options = words
+    default = replace(find(name)(), recipe=name)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            config, unknown = tyro.cli(
+                Config,
+                prog=f"python -m course_lib.train {name}",
+                description=find(name).__doc__,
+                args=options,
+                default=default,
+                return_unknown_args=True,
+                use_underscores=True,
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise Help(said.getvalue().rstrip()) from None
+        raise ConfigError(sentence(said.getvalue())) from None
+    if unknown:
+        raise ConfigError(unknown_word(unknown[0]))
+    return config
+
+
+def sentence(box: str) -> str:
+    """tyro explains itself in a box of several lines; the part above its first rule is what went wrong."""
+    lines = [re.sub(r"^\s*│|│\s*$", "", line).strip() for line in box.splitlines()]
+    text = []
+    for line in lines[1:]:
+        if line.startswith(("─", "╰")):
+            break
+        text.append(line)
+    message = " ".join(" ".join(text).split()).rstrip(".")
+    return f"{message[:1].upper()}{message[1:]}."
+
+
+def unknown_word(word: str) -> str:
+    """What to say about a word that is no option."""
+    if not word.startswith("--"):
+        return f"The word {word!r} belongs to no option; options are written --optim.lr 0.1, switches --data.strict."
+    name = word[2:].partition("=")[0].replace("-", "_")
+    known = option_names()
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = near or [option for option in known if option.rpartition(".")[2] == name.rpartition(".")[2]][:1]
+    guess = f"did you mean --{near[0]}?" if near else "--help after the recipe lists all."
+    return f"There is no option --{name}; {guess}"

@@ -1,0 +1,51 @@
+"""The whole configuration of a run: frozen dataclasses, each defined next to what it configures."""
+
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Suppress
+
+from course_lib.train import data, folder, model, optim
+from course_lib.train.data import DataConfig
+from course_lib.train.folder import RunConfig
+from course_lib.train.model import ModelConfig
+from course_lib.train.optim import OptimConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a recipe returns and the options change."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    recipe: Annotated[str, Suppress] = ""  # the name it was found under; not an option
+
+
+def check(config: Config, world_size: int) -> None:
+    """Raise ConfigError for the first value that cannot work: all that can be known before anything is opened."""
+    folder.check(config.run)
+    data.check(config.data, world_size)
+    model.check(config.model)
+    optim.check(config.optim)
+
+
+def as_json(config: Config) -> dict[str, Any]:
+    """The configuration as config.json holds it."""
+    return {
+        part: {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+        for part, options in asdict(config).items()
+        if isinstance(options, dict)
+    }
+
+
+def option_names() -> list[str]:
+    """Every option of the command line, for example "optim.lr"."""
+    return [
+        f"{part.name}.{option.name}"
+        for part in fields(Config)
+        if is_dataclass(part.default_factory)
+        for option in fields(part.default_factory)
+    ]

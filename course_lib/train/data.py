@@ -1,0 +1,156 @@
+"""One loader for all data sets: `open_data` finds, downloads or makes them, `loader` deals samples to the ranks."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from course_lib.train.environment import Environment
+from course_lib.train.errors import ConfigError
+from course_lib.train.order import Order, share
+from course_lib.train.randomness import seed_sample
+
+Key = tuple[int, int]  # (epoch, index): all that a sample depends on, beside the seed
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which data, and how it is dealt."""
+
+    name: str = "digits"
+    """digits, mnist, fashion, cifar10, imagenette, imagefolder:PATH (imagefolder alone: --data.root),
+    or synthetic:3x224x224 (noise, to measure speed)."""
+    root: str = "data"
+    """Where downloads are kept."""
+    global_batch: int = 64
+    """Samples of a step over all ranks together; each rank takes its part."""
+    eval_batch: int = 256
+    """Samples a rank evaluates at a time; the result does not depend on it."""
+    workers: int = 0
+    """Loader processes of each rank. They change the speed, not one bit of the result."""
+    augment: Literal["none", "crop", "crop-flip", "resized-crop"] = "none"
+    """crop: pad by an eighth and cut; resized-crop: as for ImageNet, with flips."""
+    side: int = 0
+    """Height and width of the images, resized; 0: as the data set has them (224 for imagefolder and imagenette)."""
+    drop_last: bool = False
+    """Leave out the samples that do not fill the last global batch of an epoch."""
+    samples: int = 4096
+    """How many training samples synthetic data has."""
+    strict: bool = False
+    """Stop when a download fails, instead of training on digits."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """What was opened. `note` is empty, or one sentence that every picture of the run must show."""
+
+    name: str
+    train: Dataset
+    test: Dataset
+    shape: tuple[int, int, int]  # channels, height, width
+    classes: int
+    note: str = ""
+
+
+class Samples(Dataset):
+    """Images and labels under the key (epoch, index), each augmented with its own seed."""
+
+    def __init__(self, items: Dataset, seed: int, transform: Callable[..., torch.Tensor]) -> None:
+        self.items, self.seed, self.transform = items, seed, transform
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, key: Key) -> tuple[torch.Tensor, int]:
+        epoch, index = key
+        seed_sample(self.seed, epoch, index)
+        image, label = self.items[index]
+        return self.transform(image), int(label)
+
+
+def check(config: DataConfig, world_size: int) -> None:
+    """Raise ConfigError for numbers that cannot work, before anything is opened."""
+    for name in ("global_batch", "eval_batch", "samples"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"--data.{name} must be at least 1, but is {getattr(config, name)}.")
+    for name in ("workers", "side"):
+        if getattr(config, name) < 0:
+            raise ConfigError(f"--data.{name} must be at least 0, but is {getattr(config, name)}.")
+    batch = config.global_batch
+    if batch % world_size:
+        lower, upper = batch // world_size * world_size, (batch // world_size + 1) * world_size
+        would_do = f"{lower} or {upper}" if lower else f"{upper}"
+        raise ConfigError(
+            f"A global batch of {batch} cannot be divided among {world_size} ranks; "
+            f"--data.global_batch {would_do} would do."
+        )
+
+
+def check_size(config: DataConfig, data: Data) -> None:
+    """Raise ConfigError when one step would need more samples than there are."""
+    samples = len(data.train)
+    if samples == 0 or len(data.test) == 0:
+        raise ConfigError(
+            f"{data.name} has {samples} training and {len(data.test)} test samples; both need some."
+        )
+    if config.global_batch > samples:
+        raise ConfigError(
+            f"A global batch of {config.global_batch} is larger than the {samples} training samples of {data.name}; "
+            f"--data.global_batch {samples} is the most."
+        )
+
+
+def collate(shape: tuple[int, int, int], batch: list) -> tuple[torch.Tensor, torch.Tensor]:
+    """(n, channels, height, width) float32 and (n,) int64; n is 0 for a rank without a share."""
+    images = [image for image, _ in batch]
+    labels = torch.tensor([label for _, label in batch], dtype=torch.int64)
+    return (torch.stack(images) if images else torch.empty(0, *shape)), labels
+
+
+class _Steps:
+    """A batch sampler without state: each iteration gives the keys of the same steps."""
+
+    def __init__(self, keys: Callable[[], Iterator[list[Key]]]) -> None:
+        self.keys = keys
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return self.keys()
+
+
+def _loader(dataset: Dataset, keys: Callable, data: Data, workers: int, env: Environment) -> DataLoader:
+    return DataLoader(
+        dataset,
+        batch_sampler=_Steps(keys),
+        num_workers=workers,
+        collate_fn=partial(collate, data.shape),
+        pin_memory=env.device.type == "cuda",
+    )
+
+
+def train_loader(
+    config: DataConfig, data: Data, order: Order, env: Environment, first: int, last: int
+) -> DataLoader:
+    """The batches of this rank, one for each step from first to last, across epochs."""
+    keys = partial(order.keys, env.rank, env.world_size, first, last)
+    return _loader(data.train, keys, data, config.workers, env)
+
+
+def test_keys(samples: int, batch: int, rank: int, world_size: int) -> Iterator[list[Key]]:
+    """Each test sample once, over all ranks together: nothing is padded, so ranks may have unequal numbers.
+
+    >>> [list(test_keys(5, 2, rank, 2)) for rank in range(2)]
+    [[[(0, 0), (0, 2)], [(0, 4)]], [[(0, 1), (0, 3)]]]
+    """
+    mine = share(np.arange(samples), rank, world_size).tolist()
+    for start in range(0, len(mine), batch):
+        yield [(0, index) for index in mine[start : start + batch]]
+
+
+def test_loader(config: DataConfig, data: Data, env: Environment) -> DataLoader:
+    """The test batches of this rank."""
+    keys = partial(test_keys, len(data.test), config.eval_batch, env.rank, env.world_size)
+    return _loader(data.test, keys, data, config.workers, env)

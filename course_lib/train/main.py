@@ -1,0 +1,78 @@
+"""What `python -m course_lib.train` does, on each rank.
+
+Exit codes: 0 finished, 1 failed, 2 cannot start (one sentence says why, nothing was written), 75 stopped by a signal
+or run.stop_after, to be continued. torchrun turns every code but 0 into 1, so look at status.json, which says it in
+words.
+"""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from course_lib.train import environment
+from course_lib.train.cli import Help, parse
+from course_lib.train.config import check
+from course_lib.train.errors import ConfigError
+from course_lib.train.journal import Journal
+from course_lib.train.loop import fit
+from course_lib.train.plan import plan
+from course_lib.train.prepare import Job, prepare
+from course_lib.train.status import report_failure
+from course_lib.train.stopping import listening
+
+FINISHED, FAILED, REFUSED, STOPPED = 0, 1, 2, 75  # 75: EX_TEMPFAIL of sysexits.h, "try again later"
+
+
+@record
+def main(words: list[str] | None = None) -> int:
+    """Run one rank; the exit code."""
+    first = os.environ.get("RANK", "0") == "0"
+    try:
+        config = parse(sys.argv[1:] if words is None else words)
+        check(config, environment.read_launcher()[2])
+        with environment.start(config.run.device, config.run.timeout) as env:
+            job = prepare(config, env)
+            with failure_noted(job.folder, env.rank), listening() as request:
+                env.say(plan(job))
+                journal = Journal(job)
+                why = fit(job, journal, request)
+                journal.status("stopped" if why else "finished", why or "")
+                env.say(goodbye(job, why))
+    except Help as text:
+        return leave(str(text), FINISHED, first)
+    except ConfigError as error:
+        return leave(str(error), REFUSED, first)
+    return STOPPED if why else FINISHED
+
+
+def goodbye(job: Job, why: str | None) -> str:
+    """The last line."""
+    if why:
+        return (
+            f"Stopped ({why}); saved in {job.folder}: the same command with --run.dir {job.folder} continues."
+        )
+    return f"Finished: {job.folder}"
+
+
+def leave(text: str, code: int, first: bool) -> int:
+    """Rank 0 speaks and goes; the others follow. Were they first, the launcher would end rank 0 before it spoke."""
+    if first:
+        print(text, file=sys.stderr if code else sys.stdout, flush=True)
+    else:
+        time.sleep(5)  # ended earlier by the launcher
+    return code
+
+
+@contextlib.contextmanager
+def failure_noted(folder: Path, rank: int) -> Iterator[None]:
+    """Write an exception into status.json, then let it end the rank."""
+    try:
+        yield
+    except BaseException as error:
+        report_failure(folder, rank, error)
+        raise

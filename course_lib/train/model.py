@@ -1,0 +1,91 @@
+"""The networks that a recipe can name. All adapt to the data: channels, side and classes come from there."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from course_lib.train.errors import ConfigError
+from course_lib.train.randomness import mix
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which network."""
+
+    name: Literal["cnn", "mlp", "resnet18", "resnet50"] = "cnn"
+    """cnn: convolutions until the side is at most 4; mlp: one hidden layer; resnet: torchvision's."""
+    width: int = 16
+    """Channels of the first convolution, or hidden units / 8 (cnn and mlp only)."""
+    norm: Literal["none", "batch"] = "none"
+    """BatchNorm after each convolution (cnn only)."""
+    dropout: float = 0.1
+    """Before the last layer (cnn and mlp only)."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """float64 is for comparing runs to the last bits."""
+
+
+def check(config: ModelConfig) -> None:
+    """Raise ConfigError for numbers that no network can have."""
+    if config.width < 1:
+        raise ConfigError(f"--model.width must be at least 1, but is {config.width}.")
+    if not 0 <= config.dropout < 1:
+        raise ConfigError(f"--model.dropout must be at least 0 and less than 1, but is {config.dropout}.")
+
+
+def cnn(shape: tuple[int, int, int], classes: int, width: int, norm: str, dropout: float) -> nn.Module:
+    """Conv, ReLU; then pairs of conv, ReLU, pool with twice the channels until the side is at most 4."""
+    channels, *sides = shape
+    layers: list[nn.Module] = []
+
+    def convolution(inside: int, outside: int) -> None:
+        layers.append(nn.Conv2d(inside, outside, 3, padding=1))
+        if norm == "batch":
+            layers.append(nn.BatchNorm2d(outside))
+        layers.append(nn.ReLU())
+
+    convolution(channels, width)
+    while max(sides) > 4:
+        if min(sides) < 2:
+            raise ConfigError(
+                f"Images of {shape[1]} x {shape[2]} are too narrow for the cnn; use --model.name mlp."
+            )
+        wider = min(2 * width, 256)
+        convolution(width, wider)
+        layers.append(nn.MaxPool2d(2))
+        width, sides = wider, [side // 2 for side in sides]
+    features = width * sides[0] * sides[1]
+    head = [nn.Flatten(), nn.Linear(features, 64), nn.ReLU(), nn.Dropout(dropout), nn.Linear(64, classes)]
+    return nn.Sequential(*layers, *head)
+
+
+def mlp(shape: tuple[int, int, int], classes: int, width: int, dropout: float) -> nn.Module:
+    """One hidden layer."""
+    inputs = shape[0] * shape[1] * shape[2]
+    hidden = 8 * width
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, classes)
+    )
+
+
+def resnet(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """torchvision's network without weights; the first layer is exchanged when the images are not RGB."""
+    import torchvision
+
+    model = getattr(torchvision.models, name)(num_classes=classes)
+    if shape[0] != 3:
+        model.conv1 = nn.Conv2d(shape[0], 64, 7, stride=2, padding=3, bias=False)
+    return model
+
+
+def build(config: ModelConfig, shape: tuple[int, int, int], classes: int, seed: int) -> nn.Module:
+    """The network on the CPU, the same on each rank: its first weights are a function of the seed."""
+    torch.manual_seed(mix(seed, 0))
+    if config.name == "cnn":
+        model = cnn(shape, classes, config.width, config.norm, config.dropout)
+    elif config.name == "mlp":
+        model = mlp(shape, classes, config.width, config.dropout)
+    else:
+        model = resnet(config.name, shape, classes)
+    return model.to(getattr(torch, config.dtype))

@@ -1,0 +1,179 @@
+"""Where the samples come from: the embedded digits, torchvision, a folder of images, or noise."""
+
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from course_lib.train import transforms
+from course_lib.train.data import Data, DataConfig, Samples
+from course_lib.train.environment import Environment
+from course_lib.train.errors import ConfigError
+
+IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # mean and deviation of the channels
+DOWNLOADS = {  # torchvision's class, side, classes, and mean and deviation over the training images
+    "mnist": ("MNIST", 28, 10, ([0.1307], [0.3081])),
+    "fashion": ("FashionMNIST", 28, 10, ([0.2860], [0.3530])),
+    "cifar10": ("CIFAR10", 32, 10, ([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])),
+    "imagenette": ("Imagenette", 224, 10, IMAGENET),
+}
+NAMES = "digits, mnist, fashion, cifar10, imagenette, imagefolder:PATH or synthetic:3x224x224"
+
+
+def every_fifth(samples: int) -> tuple[list[int], list[int]]:
+    """(training, test) indices for data that has no test set of its own.
+
+    >>> every_fifth(7)
+    ([1, 2, 3, 4, 6], [0, 5])
+    """
+    return [i for i in range(samples) if i % 5], [i for i in range(samples) if i % 5 == 0]
+
+
+def digits(config: DataConfig, seed: int) -> Data:
+    """The embedded digits: 1,437 to train, 360 to test; see course_lib/data/README.md."""
+    with as_file(files("course_lib") / "data" / "digits.npz") as path, np.load(path) as arrays:
+        images = torch.from_numpy(arrays["images"]).unsqueeze(1)
+        labels = torch.from_numpy(arrays["labels"]).long()
+    items = TensorDataset(images, labels)
+    train, test = every_fifth(len(items))
+    change, plain = transforms.digits(config.augment)
+    return Data(
+        "digits",
+        Samples(Subset(items, train), seed, change),
+        Samples(Subset(items, test), seed, plain),
+        (1, 8, 8),
+        10,
+    )
+
+
+class Noise(Dataset):
+    """`samples` images of noise, made once from a pool of 64, so that making them takes no time of a step."""
+
+    def __init__(self, samples: int, shape: tuple[int, int, int]) -> None:
+        self.samples = samples
+        self.pool = torch.randn(64, *shape, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.pool[index % 64], index % 10
+
+
+def identity(image: torch.Tensor) -> torch.Tensor:
+    return image
+
+
+def synthetic(config: DataConfig, seed: int) -> Data:
+    """Noise of a given shape: good for measuring speed, never for accuracy."""
+    found = re.fullmatch(r"synthetic:([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", config.name)
+    if not found:
+        raise ConfigError(f"--data.name {config.name} has no shape; write for example synthetic:3x224x224.")
+    shape = tuple(int(part) for part in found.groups())
+    train, test = Noise(config.samples, shape), Noise(min(config.samples, 256), shape)
+    note = "synthetic data: noise, to measure speed; accuracy means nothing"
+    return Data(config.name, Samples(train, seed, identity), Samples(test, seed, identity), shape, 10, note)
+
+
+def image_folder(config: DataConfig, seed: int) -> Data:
+    """PATH/train and PATH/val (or test) with a folder for each class; without them, every fifth image is the test."""
+    from torchvision.datasets import ImageFolder
+
+    root = Path(config.name.partition(":")[2] or config.root)
+    if not root.is_dir():
+        raise ConfigError(f"The image folder {root} does not exist; give --data.name imagefolder:PATH.")
+    try:
+        if (root / "train").is_dir():
+            held_out = next((root / name for name in ("val", "test") if (root / name).is_dir()), None)
+            if held_out is None:
+                raise ConfigError(f"The image folder {root} has train but neither val nor test beside it.")
+            train, test = ImageFolder(root / "train"), ImageFolder(held_out)
+            if train.classes != test.classes:
+                odd = sorted(set(train.classes) ^ set(test.classes))
+                raise ConfigError(
+                    f"{root / 'train'} and {held_out} differ in their classes: {', '.join(odd)}."
+                )
+            classes = len(train.classes)
+        else:
+            whole = ImageFolder(root)
+            classes = len(whole.classes)
+            train, test = (Subset(whole, part) for part in every_fifth(len(whole)))
+    except (
+        FileNotFoundError
+    ) as error:  # torchvision's word for a folder without classes, or a class without images
+        raise ConfigError(
+            f"The image folder {root} needs one folder of images for each class: {str(error).rstrip('.')}."
+        ) from error
+    side = config.side or 224
+    change, plain = transforms.pictures(config.augment, side, True, *IMAGENET)
+    name = f"imagefolder:{root}"
+    return Data(name, Samples(train, seed, change), Samples(test, seed, plain), (3, side, side), classes)
+
+
+def torchvision_set(config: DataConfig, download: bool) -> tuple[Dataset, Dataset]:
+    """The training and test images as torchvision has them; raises what torchvision raises when they are not there."""
+    from torchvision import datasets
+
+    kind = getattr(datasets, DOWNLOADS[config.name][0])
+    if config.name == "imagenette":
+        size = "160px" if 0 < config.side <= 160 else "320px"
+        return tuple(
+            kind(config.root, split=split, size=size, download=download) for split in ("train", "val")
+        )
+    return tuple(kind(config.root, train=train, download=download) for train in (True, False))
+
+
+def fetch(config: DataConfig) -> str:
+    """Download what is not there yet; an empty string, or why it did not work."""
+    patience = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(30)  # for each read: a dead network shall not look like a slow one
+    try:
+        torchvision_set(config, download=True)
+    except Exception as error:  # noqa: BLE001  whatever stops a download, the answer is the same
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    finally:
+        socket.setdefaulttimeout(patience)
+    return ""
+
+
+def downloaded(config: DataConfig, seed: int, env: Environment) -> Data:
+    """A public data set. Local rank 0 downloads while the others wait; a failure is everybody's failure."""
+    failures = [why for why in env.gather(fetch(config) if env.local_rank == 0 else "") if why]
+    if failures and config.strict:
+        raise ConfigError(f"{config.name} could not be downloaded to {config.root} ({failures[0]}).")
+    if failures:
+        note = f"digits instead of {config.name}, which could not be downloaded"
+        env.say(f"Training on {note} to {config.root} ({failures[0]}); use --data.strict to stop instead.")
+        return replace(digits(replace(config, augment="none"), seed), note=note)
+    train, test = torchvision_set(config, download=False)
+    _, side, classes, (mean, std) = DOWNLOADS[config.name]
+    resize = config.name == "imagenette" or config.side not in (0, side)
+    side = config.side or side
+    change, plain = transforms.pictures(config.augment, side, resize, mean, std)
+    shape = (len(mean), side, side)
+    return Data(config.name, Samples(train, seed, change), Samples(test, seed, plain), shape, classes)
+
+
+def open_data(config: DataConfig, seed: int, env: Environment) -> Data:
+    """The data set of the configuration; raises ConfigError on all ranks or on none."""
+    if config.name in DOWNLOADS:
+        return downloaded(config, seed, env)
+    kinds: dict[str, Callable[[DataConfig, int], Data]] = {
+        "digits": digits,
+        "imagefolder": image_folder,
+        "synthetic": synthetic,
+    }
+    with env.together():
+        open_it = kinds.get(config.name.partition(":")[0])
+        if config.side and config.name.partition(":")[0] in ("digits", "synthetic"):
+            raise ConfigError(f"--data.side does not apply to {config.name}, whose images have one size.")
+        if open_it is None or (config.name.startswith("digits") and config.name != "digits"):
+            raise ConfigError(f"There is no data set {config.name!r}; --data.name can be {NAMES}.")
+        data = open_it(config, seed)
+    return data

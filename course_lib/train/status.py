@@ -1,0 +1,66 @@
+"""status.json: running, finished, stopped or failed, and why. Whether a run was a success is judged by it."""
+
+import fcntl
+import json
+import os
+import re
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from course_lib.train.folder import write_json
+
+# What a rank says when another one has left or does not come: a consequence, never the cause.
+_CONSEQUENCE = re.compile(
+    r"connection (closed|reset|refused)|timed out|gloo|nccl|broken pipe|socket|store", re.I
+)
+
+
+def write_status(folder: Path, status: str, why: str = "", **more: Any) -> None:
+    """Say how the run is; `more` are further entries (step, steps, epoch, data, note, ...)."""
+    write_json(
+        folder / "status.json",
+        {"status": status, "why": why, "time": time.time(), "pid": os.getpid(), **more},
+    )
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """What status.json says; an empty dict when there is none."""
+    try:
+        return json.loads((folder / "status.json").read_text())
+    except FileNotFoundError:
+        return {}
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Whether this error only reports that another rank is gone.
+
+    >>> is_consequence(RuntimeError("Connection closed by peer [127.0.0.1]:2791")), is_consequence(ValueError("bad sample"))
+    (True, False)
+    """
+    return isinstance(error, (RuntimeError, OSError)) and bool(_CONSEQUENCE.search(str(error)))
+
+
+def report_failure(folder: Path, rank: int, error: BaseException) -> None:
+    """Called by every rank that fails, the first real error wins: consequences never overwrite a cause.
+
+    Ranks on other machines do so too when they see the folder; if they do not, their own output has the traceback.
+    """
+    if not (folder / "config.json").exists():
+        return
+    with (folder / ".status-lock").open("a") as guard:
+        fcntl.lockf(guard, fcntl.LOCK_EX)  # held for the few lines below by one rank at a time
+        known = read_status(folder)
+        consequence = is_consequence(error)
+        if known.get("status") == "failed" and (consequence or not known.get("consequence")):
+            return
+        message = " ".join(str(error).split()) or "no message"
+        why = f"rank {rank} raised {type(error).__name__}: {message}"
+        if consequence:
+            why = f"rank {rank} lost the connection to another rank, which died or hangs: {message}"
+        text = "".join(traceback.format_exception(error))
+        kept = {key: value for key, value in known.items() if key not in ("status", "why", "time", "pid")}
+        write_status(
+            folder, "failed", why, **kept | {"rank": rank, "traceback": text, "consequence": consequence}
+        )
