@@ -1,0 +1,47 @@
+"""The `course` command. Each sub-command is loaded when it is called, so that `course --help` is quick."""
+
+import sys
+from difflib import get_close_matches
+from importlib import import_module
+
+# command: (module with main(argv) -> exit code, what it does)
+COMMANDS = {
+    "doctor": ("course_lib.cluster.doctor", "is this machine fit for the course? (--json for programs)"),
+    "bench": ("course_lib.cli", "measure side by side: course bench launch"),
+}
+BENCHES = {"launch": ("course_lib.launch.bench", "from the call to results, against plain torchrun")}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of `course`. 2 for a command that does not exist."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        if words[:1] == ["bench"]:
+            return _call("course bench", BENCHES, words[1:])
+        return _call("course", COMMANDS, words)
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return 130
+
+
+def _call(program: str, commands: dict[str, tuple[str, str]], words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(_help(program, commands))
+        return 0 if words else 2
+    name, *rest = words
+    if name not in commands:
+        close = get_close_matches(name, commands, 1)
+        hint = f" Did you mean '{program} {close[0]}'?" if close else ""
+        print(f"'{program}' has no command '{name}'.{hint} It has: {', '.join(commands)}.", file=sys.stderr)
+        return 2
+    return import_module(commands[name][0]).main(rest)
+
+
+def _help(program: str, commands: dict[str, tuple[str, str]]) -> str:
+    lines = [f"usage: {program} COMMAND [options]", ""]
+    lines += [f"  {name:<8} {text}" for name, (_, text) in commands.items()]
+    return "\n".join([*lines, "", f"{program} COMMAND --help says more."])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Machines, networks and GPUs: is this one fit for the course? See `course doctor`."""
