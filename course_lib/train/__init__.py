@@ -3,7 +3,8 @@
     torchrun --standalone --nproc-per-node=2 -m course_lib.train digits      from a terminal, see __main__
     train("digits", ranks=2, **{"optim.lr": 0.1})                            from a notebook, see notebook.py
 
-Both have the name `course_lib.train`, so this package is also a function: calling it is calling `notebook.train`.
+Both have the name `course_lib.train`, so this package is also a function: calling it is calling
+`notebook.train`.
 """
 
 import sys

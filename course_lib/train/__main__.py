@@ -3,7 +3,8 @@
 import os
 import sys
 
-# Before torch is imported: ranks share the cores, and more threads than cores made them 10 times slower and more.
+# Before torch is imported: ranks share the cores, and more threads than cores made them 10 times slower and
+# more.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from course_lib.train.main import main

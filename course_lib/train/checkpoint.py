@@ -54,7 +54,10 @@ def save(folder: Path, state: dict[str, Any], keep: int) -> Path:
 
 
 def load(folder: Path, env: Environment) -> dict[str, Any] | None:
-    """The newest state, on the CPU of every rank, or None. Rank 0 reads; so nobody else needs to see the disk."""
+    """The newest state, on the CPU of every rank, or None. Rank 0 reads.
+
+    So nobody else needs to see the disk.
+    """
     content = None
     with env.together():
         if env.first and saved(folder):

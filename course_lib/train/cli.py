@@ -74,7 +74,7 @@ def sentence(box: str) -> str:
 def unknown_word(word: str) -> str:
     """What to say about a word that is no option."""
     if not word.startswith("--"):
-        return f"The word {word!r} belongs to no option; options are written --optim.lr 0.1, switches --data.strict."
+        return f"The word {word!r} belongs to no option; write --optim.lr 0.1, or a switch: --data.strict."
     name = word[2:].partition("=")[0].replace("-", "_")
     known = option_names()
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)

@@ -25,7 +25,10 @@ class Config:
 
 
 def check(config: Config, world_size: int) -> None:
-    """Raise ConfigError for the first value that cannot work: all that can be known before anything is opened."""
+    """Raise ConfigError for the first value that cannot work.
+
+    All that can be known before anything is opened.
+    """
     folder.check(config.run)
     data.check(config.data, world_size)
     model.check(config.model)

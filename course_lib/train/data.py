@@ -1,4 +1,7 @@
-"""One loader for all data sets: `open_data` finds, downloads or makes them, `loader` deals samples to the ranks."""
+"""One loader for all data sets.
+
+`open_data` finds, downloads or makes them, `loader` deals samples to the ranks.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,7 +38,10 @@ class DataConfig:
     augment: Literal["none", "crop", "crop-flip", "resized-crop"] = "none"
     """crop: pad by an eighth and cut; resized-crop: as for ImageNet, with flips."""
     side: int = 0
-    """Height and width of the images, resized; 0: as the data set has them (224 for imagefolder and imagenette)."""
+    """Height and width of the images, resized; 0.
+
+    As the data set has them (224 for imagefolder and imagenette).
+    """
     drop_last: bool = False
     """Leave out the samples that do not fill the last global batch of an epoch."""
     samples: int = 4096
@@ -90,7 +96,7 @@ def check(config: DataConfig, world_size: int) -> None:
         )
 
 
-def check_size(config: DataConfig, data: Data) -> None:
+def check_size(config: DataConfig, data: Data, world_size: int) -> None:
     """Raise ConfigError when one step would need more samples than there are."""
     samples = len(data.train)
     if samples == 0 or len(data.test) == 0:
@@ -99,8 +105,8 @@ def check_size(config: DataConfig, data: Data) -> None:
         )
     if config.global_batch > samples:
         raise ConfigError(
-            f"A global batch of {config.global_batch} is larger than the {samples} training samples of {data.name}; "
-            f"--data.global_batch {samples} is the most."
+            f"A global batch of {config.global_batch} is larger than the {samples} training samples of "
+            f"{data.name}; --data.global_batch {samples // world_size * world_size} is the most."
         )
 
 

@@ -53,7 +53,7 @@ class Environment:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A block that succeeds on all ranks or raises ConfigError on all: what one rank found wrong, all report.
+        """A block that succeeds on all ranks or raises ConfigError on all: what one finds, all report.
 
         No collective inside: a rank that raises would not take part in it.
         """
@@ -68,15 +68,18 @@ class Environment:
 
 
 def read_launcher() -> tuple[int, int, int, int]:
-    """RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE as torchrun sets them; without a launcher 0, 0, 1, 1."""
+    """RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE as torchrun sets them.
+
+    Without a launcher 0, 0, 1, 1.
+    """
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
     if not any(name in os.environ for name in names[:3]):
         return 0, 0, 1, 1
     missing = [name for name in [*names[:3], "MASTER_ADDR", "MASTER_PORT"] if name not in os.environ]
     if missing:
         raise ConfigError(
-            f"A launcher has set only a part of the environment: {', '.join(missing)} is missing; start with torchrun, "
-            "or unset RANK, LOCAL_RANK and WORLD_SIZE to train in one process."
+            f"A launcher has set only a part of the environment: {', '.join(missing)} is missing; "
+            "start with torchrun, or unset RANK, LOCAL_RANK and WORLD_SIZE to train in one process."
         )
     os.environ.setdefault("LOCAL_WORLD_SIZE", "1")
     try:
@@ -108,7 +111,7 @@ def choose_device(wanted: str, local_rank: int, local_world: int) -> torch.devic
 
 @contextmanager
 def start(device: str = "auto", timeout: float = 120.0) -> Iterator[Environment]:
-    """Set the device, start the process group (NCCL on GPUs, gloo on CPUs), and end it when the block ends well.
+    """Set the device, start the process group (NCCL on GPUs, gloo on CPUs), end it when all went well.
 
     `timeout` in seconds bounds each collective of the training loop.
     """
@@ -136,6 +139,7 @@ def start(device: str = "auto", timeout: float = 120.0) -> Iterator[Environment]
     except ConfigError:
         dist.destroy_process_group()
         raise
-    # After any other failure the peers may be gone, and destroying could wait for them: the process ends instead.
+    # After any other failure the peers may be gone, and destroying could wait for them: the process ends
+    # instead.
     dist.barrier(group=control)  # a rank that leaves early breaks those that still read from it
     dist.destroy_process_group()

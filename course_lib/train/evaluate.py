@@ -34,8 +34,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Accuracy and mean loss over the shares of all ranks.
 
-    `module` is the bare network, not DDP's wrapper: ranks may have unequal numbers of batches, and the wrapper
-    would wait for the others in each forward. Counts are added up, never averages of averages.
+    `module` is the bare network, not DDP's wrapper: ranks may have unequal numbers of batches, and the
+    wrapper would wait for the others in each forward. Counts are added up, never averages of averages.
     """
     sync_buffers(module)
     counted = count(module, batches, device)

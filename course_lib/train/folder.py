@@ -95,7 +95,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 def lock(path: Path) -> IO[str]:
     """Hold the folder until the process ends, however it ends. Keep what is returned.
 
-    A POSIX lock: the kernel drops it with its process, kill -9 included, and loader processes do not inherit it.
+    A POSIX lock: the kernel drops it with its process, kill -9 included, and loader processes do not inherit
+    it.
     """
     file = (path / ".lock").open("a")
     try:
@@ -120,7 +121,7 @@ def is_locked(path: Path) -> bool:
 
 
 def open_folder(path: Path, content: dict[str, Any]) -> IO[str]:
-    """Make the folder, or take an old one of the same configuration; `content` is what config.json shall hold.
+    """Make the folder, or take an old one of the same configuration; `content` is for config.json.
 
     Returns the lock. Raises ConfigError, and then nothing was written.
     """

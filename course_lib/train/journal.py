@@ -1,4 +1,7 @@
-"""What the run leaves behind: rows, checkpoints, status, and a line on the screen now and then. Rank 0 does it all."""
+"""What the run leaves behind: rows, checkpoints, status, and a line on the screen now and then.
+
+Rank 0 does it all.
+"""
 
 import time
 from typing import Any

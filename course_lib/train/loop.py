@@ -47,8 +47,9 @@ def fit(job: Job, journal: Journal, request: StopRequest) -> str | None:
 def backward(job: Job, images: torch.Tensor, labels: torch.Tensor, count: int) -> torch.Tensor:
     """Gradients of the mean loss over the `count` samples of all ranks; returns this rank's sum of losses.
 
-    DDP divides the sum of the ranks' gradients by the world size. So each rank takes the *sum* over its own samples
-    times world size / count: right also when ranks have unequal numbers, where a mean of means is wrong.
+    DDP divides the sum of the ranks' gradients by the world size. So each rank takes the *sum* over its own
+    samples times world size / count: right also when ranks have unequal numbers, where a mean of means is
+    wrong.
     """
     images = images.to(next(job.module.parameters()).dtype)
     if len(labels) == 0:

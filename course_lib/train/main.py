@@ -1,8 +1,8 @@
 """What `python -m course_lib.train` does, on each rank.
 
-Exit codes: 0 finished, 1 failed, 2 cannot start (one sentence says why, nothing was written), 75 stopped by a signal
-or run.stop_after, to be continued. torchrun turns every code but 0 into 1, so look at status.json, which says it in
-words.
+Exit codes: 0 finished, 1 failed, 2 cannot start (one sentence says why, nothing was written), 75 stopped by a
+signal or run.stop_after, to be continued. torchrun turns every code but 0 into 1, so look at status.json,
+which says it in words.
 """
 
 import contextlib
@@ -60,7 +60,10 @@ def goodbye(job: Job, why: str | None) -> str:
 
 
 def leave(text: str, code: int, first: bool) -> int:
-    """Rank 0 speaks and goes; the others follow. Were they first, the launcher would end rank 0 before it spoke."""
+    """Rank 0 speaks and goes; the others follow.
+
+    Were they first, the launcher would end rank 0 before it spoke.
+    """
     if first:
         print(text, file=sys.stderr if code else sys.stdout, flush=True)
     else:

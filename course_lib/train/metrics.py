@@ -13,7 +13,10 @@ from course_lib.train.stopping import describe
 
 
 class MetricsFile:
-    """Appends rows (rank 0). Rows after `step`, from a run that was killed later, are cut off at the start."""
+    """Appends rows (rank 0).
+
+    Rows after `step`, from a run that was killed later, are cut off at the start.
+    """
 
     def __init__(self, path: Path, step: int) -> None:
         rows = [row for row in read_rows(path) if row["step"] <= step]

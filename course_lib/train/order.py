@@ -1,7 +1,7 @@
 """Which sample is seen when, and by whom: pure functions of (seed, step, world size).
 
-The order of an epoch does not depend on the number of ranks: each step takes the next `global_batch` samples, and
-these are dealt to the ranks like cards. So N ranks see in a step what one process would see.
+The order of an epoch does not depend on the number of ranks: each step takes the next `global_batch` samples,
+and these are dealt to the ranks like cards. So N ranks see in a step what one process would see.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def epoch_order(seed: int, epoch: int, samples: int) -> np.ndarray:
 
 
 def share(indices: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """The part of a rank: sizes differ by at most one, nothing is repeated or left out; rank 0 is never poorer.
+    """The part of a rank: sizes differ by one at most, nothing is repeated or left out.
 
     >>> [share(np.arange(5), rank, 3).tolist() for rank in range(3)]
     [[0, 3], [1, 4], [2]]

@@ -43,7 +43,7 @@ def prepare(config: Config, env: Environment) -> Job:
     order = Order(config.run.seed, len(data.train), config.data.global_batch, config.data.drop_last)
     total = 0
     with env.together():
-        check_size(config.data, data)
+        check_size(config.data, data, env.world_size)
         module = model.build(config.model, data.shape, data.classes, config.run.seed)
         total = config.optim.epochs * order.per_epoch
     config = replace(
@@ -91,13 +91,14 @@ def restore(
         return 0
     if state["step"] > total:
         raise ConfigError(
-            f"{folder} has done {state['step']} steps, more than the {total} of this launch; give more --optim.epochs."
+            f"{folder} has done {state['step']} steps, more than the {total} of this launch; "
+            "give more --optim.epochs."
         )
     module.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     if state["world_size"] != env.world_size:
         env.say(
-            f"The checkpoint comes from {state['world_size']} ranks and {env.world_size} continue: the same samples in "
-            "each step, but sums in another order, so the last bits differ."
+            f"The checkpoint comes from {state['world_size']} ranks and {env.world_size} continue: the same "
+            "samples in each step, but sums in another order, so the last bits differ."
         )
     return state["step"]

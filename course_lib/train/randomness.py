@@ -27,12 +27,18 @@ def mix(*parts: int) -> int:
 
 
 def seed_sample(seed: int, epoch: int, index: int) -> None:
-    """Before a sample is augmented. Only the CPU generator: 1 microsecond, where torch.manual_seed takes 100."""
+    """Before a sample is augmented. Only the CPU generator.
+
+    1 microsecond, where torch.manual_seed takes 100.
+    """
     torch.default_generator.manual_seed(mix(seed, 1, epoch, index))
 
 
 def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
-    """Before the forward pass of a step: dropout differs on each rank, and is the same when the step is repeated."""
+    """Before the forward pass of a step.
+
+    Dropout differs on each rank, and is the same when the step is repeated.
+    """
     value = mix(seed, 2, step, rank)
     torch.default_generator.manual_seed(value)
     if device.type == "cuda":

@@ -55,7 +55,10 @@ def imagenette() -> Config:
 
 
 def resnet50_a100() -> Config:
-    """ResNet-50 on ImageNet with 8 GPUs: the rule of Goyal et al. 2017, 0.1 per 256 images; --data.root IMAGENET."""
+    """ResNet-50 on ImageNet with 8 GPUs: the rule of Goyal et al. 2017, 0.1 per 256 images.
+
+    --data.root IMAGENET.
+    """
     batch = 2048
     return Config(
         run=RunConfig(log_every=20),

@@ -1,13 +1,16 @@
-"""The learning rate and the end of the run, as pure functions of the step: a resumed run cannot be off by one."""
+"""The learning rate and the end of the run, as pure functions of the step.
+
+A resumed run cannot be off by one.
+"""
 
 import math
 
 
 def rate(step: int, total: int, base: float, warmup: int = 0, final: float = 0.0) -> float:
-    """Learning rate of step 1..total: a straight line up to `base`, then half a cosine down to `final * base`.
+    """Learning rate of step 1..total: a line up to `base`, then half a cosine down to `final * base`.
 
-    The warm-up is Goyal et al. 2017 (a large batch is unstable in its first epochs), the cosine is Loshchilov and
-    Hutter 2017.
+    The warm-up is Goyal et al. 2017 (a large batch is unstable in its first epochs), the cosine is Loshchilov
+    and Hutter 2017.
 
     >>> [round(rate(step, total=8, base=1.0, warmup=4), 3) for step in range(1, 9)]
     [0.25, 0.5, 0.75, 1.0, 0.905, 0.655, 0.345, 0.095]
@@ -16,15 +19,15 @@ def rate(step: int, total: int, base: float, warmup: int = 0, final: float = 0.0
     """
     if step <= warmup:
         return base * step / warmup
-    # The curve starts where the warm-up ends (without one, at the first step) and would reach its end one step after
-    # the last, so that no step has a rate of zero.
+    # The curve starts where the warm-up ends (without one, at the first step) and would reach its end one
+    # step after the last, so that no step has a rate of zero.
     start = max(warmup, 1)
     done = (step - start) / (total + 1 - start)
     return base * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
 def due(step: int, every: int, per_epoch: int, total: int) -> bool:
-    """Whether something that is done every `every` steps (0: never) and at each epoch's end happens after `step`.
+    """Whether what is done every `every` steps (0: never) and at each epoch's end is due after `step`.
 
     >>> [step for step in range(1, 12) if due(step, every=4, per_epoch=5, total=11)]
     [4, 5, 8, 10, 11]
@@ -33,7 +36,7 @@ def due(step: int, every: int, per_epoch: int, total: int) -> bool:
 
 
 def why_stop(step: int, stop_after: int | None, requested: str | None) -> str | None:
-    """Why the run stops after this step although it has more to do, or None: `requested` is agreed by all ranks.
+    """Why the run stops after this step before its end, or None; `requested` is agreed by all ranks.
 
     >>> why_stop(7, stop_after=None, requested=None) is None
     True

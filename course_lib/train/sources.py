@@ -82,7 +82,10 @@ def synthetic(config: DataConfig, seed: int) -> Data:
 
 
 def image_folder(config: DataConfig, seed: int) -> Data:
-    """PATH/train and PATH/val (or test) with a folder for each class; without them, every fifth image is the test."""
+    """PATH/train and PATH/val (or test) with a folder for each class.
+
+    Without them, every fifth image is the test.
+    """
     from torchvision.datasets import ImageFolder
 
     root = Path(config.name.partition(":")[2] or config.root)
@@ -117,7 +120,10 @@ def image_folder(config: DataConfig, seed: int) -> Data:
 
 
 def torchvision_set(config: DataConfig, download: bool) -> tuple[Dataset, Dataset]:
-    """The training and test images as torchvision has them; raises what torchvision raises when they are not there."""
+    """The training and test images as torchvision has them.
+
+    Raises what torchvision raises when they are not there.
+    """
     from torchvision import datasets
 
     kind = getattr(datasets, DOWNLOADS[config.name][0])
@@ -175,5 +181,4 @@ def open_data(config: DataConfig, seed: int, env: Environment) -> Data:
             raise ConfigError(f"--data.side does not apply to {config.name}, whose images have one size.")
         if open_it is None or (config.name.startswith("digits") and config.name != "digits"):
             raise ConfigError(f"There is no data set {config.name!r}; --data.name can be {NAMES}.")
-        data = open_it(config, seed)
-    return data
+        return open_it(config, seed)

@@ -36,8 +36,10 @@ def read_status(folder: Path) -> dict[str, Any]:
 def is_consequence(error: BaseException) -> bool:
     """Whether this error only reports that another rank is gone.
 
-    >>> is_consequence(RuntimeError("Connection closed by peer [127.0.0.1]:2791")), is_consequence(ValueError("bad sample"))
-    (True, False)
+    >>> is_consequence(RuntimeError("Connection closed by peer [127.0.0.1]:2791"))
+    True
+    >>> is_consequence(ValueError("bad sample"))
+    False
     """
     return isinstance(error, (RuntimeError, OSError)) and bool(_CONSEQUENCE.search(str(error)))
 
@@ -45,7 +47,8 @@ def is_consequence(error: BaseException) -> bool:
 def report_failure(folder: Path, rank: int, error: BaseException) -> None:
     """Called by every rank that fails, the first real error wins: consequences never overwrite a cause.
 
-    Ranks on other machines do so too when they see the folder; if they do not, their own output has the traceback.
+    Ranks on other machines do so too when they see the folder; if they do not, their own output has the
+    traceback.
     """
     if not (folder / "config.json").exists():
         return

@@ -14,7 +14,10 @@ class StopRequest:
         self.number = 0
 
     def note(self, number: int, _frame: object = None) -> None:
-        """The signal handler. Launchers repeat signals, so only the first counts and none interrupts a step."""
+        """The signal handler.
+
+        Launchers repeat signals, so only the first counts and none interrupts a step.
+        """
         self.number = self.number or number
 
 

@@ -8,7 +8,7 @@ import torch
 
 
 def scale_digits(image: torch.Tensor) -> torch.Tensor:
-    """uint8 (1, 8, 8) with values 0 to 16 -> float32 with mean 0 and deviation 1 over the data set, nearly."""
+    """uint8 (1, 8, 8) with values 0 to 16 -> float32, over the data set about mean 0 and deviation 1."""
     return (image.float() / 16 - 0.305) / 0.376
 
 
@@ -39,7 +39,10 @@ def digits(augment: str) -> tuple[Callable, Callable]:
 def pictures(
     augment: str, side: int, resize: bool, mean: list[float], std: list[float]
 ) -> tuple[Callable, Callable]:
-    """For PIL images: (training, test). With `resize` they come in any size, and the test sees the middle of them."""
+    """For PIL images: (training, test).
+
+    With `resize` they come in any size, and the test sees the middle of them.
+    """
     from torchvision.transforms import v2
 
     rgb_or_grey = v2.RGB() if len(mean) == 3 else v2.Grayscale()

@@ -1,0 +1,134 @@
+"""`train(...)`: the training loop, started from a notebook cell exactly as from a terminal."""
+
+import re
+import shlex
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from course_lib.launch import torchrun
+from course_lib.train.cli import parse
+from course_lib.train.config import check
+from course_lib.train.display import Live, Progress
+from course_lib.train.errors import ConfigError
+from course_lib.train.folder import default_dir
+from course_lib.train.record import TrainRun
+
+
+class TrainError(RuntimeError):
+    """A run that failed: one sentence, then the traceback of the rank that failed first."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"TrainError: {self}"]  # a notebook shows this instead of the frames of this file
+
+
+def words(recipe: str, options: dict[str, Any]) -> list[str]:
+    """The command line for keyword options.
+
+    >>> words("digits", {"optim.lr": 0.1, "data.strict": True, "data.drop_last": False})
+    ['digits', '--optim.lr', '0.1', '--data.strict', '--data.no_drop_last']
+    """
+    line = [recipe]
+    for name, value in options.items():
+        part, _, option = name.rpartition(".")
+        if isinstance(value, bool):
+            line.append(f"--{name}" if value else f"--{part}.no_{option}")
+        else:
+            line += [f"--{name}", str(value)]
+    return line
+
+
+def train(
+    recipe: str = "digits",
+    ranks: int = 2,
+    timeout: float | None = None,
+    dir: str | Path | None = None,
+    **options: Any,
+) -> TrainRun:
+    """Train on `ranks` processes and return the run, by the torchrun command line that is printed first.
+
+    timeout  seconds; then the run is stopped and saved, and TimeoutError is raised
+    dir      the run folder; given again, the run continues. Default: a new one, runs/RECIPE-TIME
+    options  as on the command line: **{"optim.lr": 0.1, "data.global_batch": 128}
+
+    Raises ConfigError for what cannot start, TrainError for what fails. The notebook's stop button stops the
+    ranks at the end of a step, and saves.
+    """
+    if not isinstance(ranks, int) or ranks < 1:
+        raise ConfigError(f"ranks must be a whole number of at least 1, but is {ranks!r}.")
+    folder = Path(dir) if dir is not None else default_dir(recipe)
+    line = words(recipe, {**options, "run.dir": folder})
+    check(parse(line), ranks)  # what is wrong with the options is said here, before any process starts
+    command = ["torchrun", "--standalone", f"--nproc-per-node={ranks}", "-m", "course_lib.train", *line]
+    print("$", shlex.join(command), flush=True)
+    return follow(["-m", "course_lib.train", *line], ranks, folder, timeout)
+
+
+def follow(args: list[str], ranks: int, folder: Path, timeout: float | None) -> TrainRun:
+    """Start torchrun, show the run while it goes on, and read it back."""
+    began, since, live = time.time(), time.monotonic(), Live()
+
+    def show(always: bool = False) -> None:
+        if always or live.due():
+            run = TrainRun.read(folder) if fresh(folder, began) else None
+            live.show(Progress(run, time.monotonic() - since))
+
+    with tempfile.TemporaryDirectory(prefix="course-train-") as temporary:
+        log = Path(temporary) / "output.log"
+        show(always=True)
+        try:
+            torchrun(args, ranks=ranks, log=log, on_tick=show, timeout=timeout)
+        except KeyboardInterrupt:
+            print(f"Stopped. To continue: train(..., dir={str(folder)!r}).", flush=True)
+            raise
+        except TimeoutError as late:
+            raise TimeoutError(f"{late} To continue: train(..., dir={str(folder)!r}).") from None
+        finally:
+            output = log.read_text(errors="replace") if log.exists() else ""
+            if fresh(folder, began):
+                show(always=True)
+                with suppress(OSError):  # the log is a convenience; the run itself is complete without it
+                    shutil.copy(log, folder / "output.log")
+    return judge(folder, began, output)
+
+
+def fresh(folder: Path, began: float) -> bool:
+    """Whether this launch got as far as its run folder (an older one may be there already)."""
+    status = folder / "status.json"
+    return status.exists() and status.stat().st_mtime >= began - 1
+
+
+def judge(folder: Path, began: float, output: str) -> TrainRun:
+    """The run when it finished or stopped; otherwise one sentence and the traceback of the culprit."""
+    if not fresh(folder, began):
+        said = spoken(output)
+        if "Traceback (most recent call last)" in "\n".join(said):
+            raise TrainError("The run failed before its first step.\n\n" + "\n".join(said))
+        raise ConfigError(said[-1] if said else "torchrun ended before a rank had said a word.")
+    run = TrainRun.read(folder)
+    if run.status in ("finished", "stopped"):
+        return run
+    if run.status == "failed":
+        raise TrainError(f"The run failed: {run.why}.\n\n{run.details.get('traceback', '')}")
+    raise TrainError(
+        f"The run ended without a word at step {run.details.get('step')}: {run.why}.\n\n{tail(output)}"
+    )
+
+
+def spoken(output: str) -> list[str]:
+    """The lines that the ranks wrote, without torchrun's own report after them."""
+    lines = []
+    for text in output.splitlines():
+        if re.match(r"[WEIF]\d{4} \d\d:\d\d:\d\d", text) or text.startswith("torch.distributed.elastic"):
+            break
+        if text.strip():
+            lines.append(text.rstrip())
+    return lines
+
+
+def tail(output: str, lines: int = 30) -> str:
+    """The end of what was printed."""
+    return "\n".join(output.splitlines()[-lines:])
