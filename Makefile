@@ -50,7 +50,8 @@ bench: ready
 	@$(RUN) -m course_lib.cli bench launch
 
 lint: ready
-	@$(RUN) -m tools.style $(if $(FIX),--fix)
+	@.venv/bin/python -m ruff check $(if $(FIX),--fix) .
+	@.venv/bin/python -m ruff format $(if $(FIX),,--check) .
 
 clean:
 	rm -rf .venv html artifacts runs .ruff_cache ring_to_ddp.egg-info

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -52,15 +53,29 @@ def size_of(folder: Path) -> int:
     return total
 
 
+def run(command: list, environment: "dict | None" = None) -> int:
+    """Exit status of `command`. Whatever interrupts us ends it, with all that it started.
+
+    It inherits our lock: should we be killed, the next set-up waits for it.
+    """
+    process = subprocess.Popen(
+        command, cwd=str(ROOT), env=environment, close_fds=False, start_new_session=True
+    )
+    try:
+        return process.wait()
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+
+
 def create(python: str, version: tuple) -> None:
     """A new, empty `.venv`. Raises SetUpError."""
     check_space(shutil.disk_usage(str(ROOT)).free, size_of(VENV), SIZES.get(sys.platform, FLOOR))
     print("Creating .venv with Python {}.{}.{}.".format(*version), flush=True)
     command = [python, "-m", "venv", "--clear", str(VENV)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    if done.returncode:
-        said = done.stdout.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        raise SetUpError(f"`{python} -m venv .venv` failed: {said[-1]}")
+    if run(command):
+        raise SetUpError(f"`{python} -m venv .venv` failed; the reason stands above.")
 
 
 def install() -> None:
@@ -82,9 +97,7 @@ def install() -> None:
         flush=True,
     )
     command = [str(PYTHON), "-m", "pip", "install", *options, "-r", "requirements.txt", "-e", "."]
-    code = subprocess.run(
-        command, cwd=str(ROOT), env=environment, close_fds=False
-    ).returncode  # keeps our lock
+    code = run(command, environment)
     shutil.rmtree(str(temporary), ignore_errors=True)
     if code:
         raise SetUpError(diagnosis(LOG.read_text("utf-8", "replace") if LOG.exists() else ""))

@@ -88,8 +88,8 @@ def set_up(wanted: str) -> None:
 
 
 def main() -> int:
-    # On SIGTERM, subprocess.run ends pip before it lets this exception through.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in (signal.SIGTERM, signal.SIGHUP):  # an exception, so that pip is ended first
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         set_up(os.environ.get("PYTHON", ""))
     except (SetUpError, OSError) as problem:

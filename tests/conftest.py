@@ -1,0 +1,81 @@
+"""What all tests share: who runs where, and the two things that a test run must not leave behind.
+
+A run leaves no process, and in CI no change in the tree; either makes the whole run fail.
+"""
+
+import os
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TAG = "COURSE_TEST_RUN"  # in the environment of every process that a test starts
+BEFORE = pytest.StashKey[str]()
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository."""
+    return ROOT
+
+
+@pytest.fixture
+def processes_with():
+    """Function: the processes with NAME=value in their environment, after at most 10 s of waiting."""
+    return _processes_with
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        os.environ[TAG] = uuid.uuid4().hex  # xdist's workers inherit it
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep a file on one worker, where its fixtures are warm, and start with the files that take long."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+    for item in items:
+        if not item.get_closest_marker("spread") and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(ROOT).as_posix()))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        session.config.stash[BEFORE] = _changes()
+
+
+@pytest.hookimpl(trylast=True)  # after xdist has ended its workers
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        return
+    faults = [f"left running: {line}" for line in _processes_with(TAG, os.environ[TAG])]
+    if os.environ.get("CI") and _changes() != session.config.stash[BEFORE]:
+        faults.append(f"the tests changed the tree:\n{_changes()}")
+    if faults:
+        print("\nERROR " + "\nERROR ".join(faults))
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _changes() -> str:
+    done = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout
+
+
+def _processes_with(name: str, value: str, patience: float = 10) -> list[str]:
+    end = time.monotonic() + patience
+    while True:
+        left = []
+        for process in psutil.process_iter():
+            try:
+                if process.pid != os.getpid() and process.environ().get(name) == value:
+                    left.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
+            except (psutil.Error, OSError):  # gone meanwhile, or another user's
+                continue
+        if not left or time.monotonic() > end:
+            return left
+        time.sleep(0.1)
