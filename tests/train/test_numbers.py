@@ -1,0 +1,140 @@
+"""N ranks compute what one process computes, step by step; a resumed run has the bits of the straight one."""
+
+import numpy as np
+import pytest
+import torch
+
+# Rank 0 keeps all parameters after each step, as they are right after the optimizer.
+SPY = """
+import numpy as np
+from course_lib.train import journal
+kept, write = [], journal.Journal.train
+def train(self, step, epoch, lr, row):
+    kept.append(np.concatenate([p.detach().numpy().ravel() for p in self.job.module.parameters()]))
+    if rank == 0:
+        np.save(self.job.folder / "spy.npy", np.stack(kept))
+    write(self, step, epoch, lr, row)
+journal.Journal.train = train
+"""
+EXACT = (
+    "digits --model.dtype float64 --model.dropout 0 --model.width 4 --data.global_batch 444 --optim.epochs 3 "
+    "--optim.warmup_epochs 1"
+)  # 1437 = 3 * 444 + 105: the last batch of an epoch is uneven for 2 ranks, steps 4, 8, 12
+
+
+@pytest.fixture(scope="module")
+def straight(launch, tmp_path_factory):
+    """Parameters after each of 12 steps, for one process and for 2, 3 and 4 ranks."""
+    folder, kept = tmp_path_factory.mktemp("exact"), {}
+    for ranks in (0, 1, 2, 3, 4):
+        done = launch(f"{EXACT} --run.dir {folder / str(ranks)}", ranks=ranks, before=SPY)
+        assert done.codes == [0] * max(ranks, 1), done.everything
+        kept[ranks] = np.load(folder / str(ranks) / "spy.npy")
+    return folder, kept
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_equals_one_process_after_every_step(straight, ranks):
+    _, kept = straight
+    assert kept[0].shape[0] == 12
+    assert np.ptp(kept[0], axis=0).max() > 1e-3  # it did train
+    for step, (alone, together) in enumerate(zip(kept[0], kept[ranks], strict=True), 1):
+        np.testing.assert_allclose(together, alone, rtol=1e-10, atol=1e-13, err_msg=f"step {step}")
+
+
+def test_one_process_is_plain_torch(straight, root):
+    """The same 12 steps without course_lib's loop: whole batches, mean loss, SGD."""
+    from course_lib.train.model import ModelConfig, build
+    from course_lib.train.order import epoch_order
+    from course_lib.train.schedule import rate
+
+    _, kept = straight
+    with np.load(root / "course_lib" / "data" / "digits.npz") as arrays:
+        train = np.arange(1797) % 5 != 0
+        images = (torch.from_numpy(arrays["images"][train]).float().unsqueeze(1) / 16 - 0.305) / 0.376
+        labels = torch.from_numpy(arrays["labels"][train]).long()
+    net = build(ModelConfig(width=4, dropout=0, dtype="float64"), (1, 8, 8), 10, seed=0)
+    sgd = torch.optim.SGD(net.parameters(), lr=1, momentum=0.9, weight_decay=5e-4)
+    step = 0
+    for epoch in (1, 2, 3):
+        order = torch.from_numpy(epoch_order(0, epoch, 1437))
+        for chosen in order.split(444):
+            sgd.param_groups[0]["lr"] = rate(step + 1, 12, 0.05, warmup=4)
+            torch.nn.functional.cross_entropy(net(images[chosen].double()), labels[chosen]).backward()
+            sgd.step()
+            sgd.zero_grad()
+            now = torch.cat([p.detach().ravel() for p in net.parameters()]).numpy()
+            np.testing.assert_allclose(kept[0][step], now, rtol=1e-10, atol=1e-13, err_msg=f"step {step + 1}")
+            step += 1
+
+
+def test_losses_and_evaluation_do_not_depend_on_ranks(straight, read_rows):
+    folder, _ = straight
+    for ranks in (1, 2, 3, 4):
+        for mine, alone in zip(
+            read_rows(folder / str(ranks), "train"), read_rows(folder / "0", "train"), strict=True
+        ):
+            assert mine["loss"] == pytest.approx(alone["loss"], rel=1e-10)
+            assert (mine["step"], mine["epoch"], mine["lr"]) == (alone["step"], alone["epoch"], alone["lr"])
+        for mine, alone in zip(
+            read_rows(folder / str(ranks), "eval"), read_rows(folder / "0", "eval"), strict=True
+        ):
+            assert (mine["right"], mine["samples"]) == (alone["right"], alone["samples"])
+            assert mine["samples"] == 360
+            assert mine["eval_loss"] == pytest.approx(alone["eval_loss"], rel=1e-10)
+
+
+def state(folder, step):
+    return torch.load(folder / "checkpoints" / f"step_{step:08d}" / "state.pt", weights_only=True)
+
+
+def equal_bits(a, b) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal_bits(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(equal_bits, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+HARD = (  # BatchNorm, dropout, augmentation, momentum; 1437 = 11 * 120 + 117: 12 steps an epoch
+    "digits --model.norm batch --model.dropout 0.3 --data.augment crop --data.global_batch 120 --optim.epochs 2"
+)
+
+
+@pytest.fixture(scope="module")
+def resumed(launch, tmp_path_factory):
+    """A straight run on 3 ranks, one stopped in the middle of an epoch and continued, one with loader workers."""
+    folder = tmp_path_factory.mktemp("resumed")
+    runs = [
+        (f"{HARD} --run.dir {folder / 'straight'}", 0),
+        (f"{HARD} --run.dir {folder / 'stopped'} --run.stop_after 7", 75),
+        (f"{HARD} --run.dir {folder / 'stopped'} --run.stop_after 17", 75),
+        (f"{HARD} --run.dir {folder / 'stopped'}", 0),
+        (f"{HARD} --run.dir {folder / 'workers'} --data.workers 2", 0),
+    ]
+    for words, code in runs:
+        done = launch(words, ranks=3)
+        assert done.codes == [code] * 3, done.everything
+    return folder
+
+
+@pytest.mark.parametrize("other", ["stopped", "workers"])
+def test_bits_do_not_depend_on_stops_or_workers(resumed, other):
+    a, b = state(resumed / "straight", 24), state(resumed / other, 24)
+    assert a["step"] == b["step"] == 24
+    assert equal_bits(a["model"], b["model"])
+    assert equal_bits(a["optimizer"], b["optimizer"])
+
+
+@pytest.mark.parametrize("other", ["stopped", "workers"])
+def test_metrics_have_each_step_once_and_the_same(resumed, read_rows, other):
+    for event, keys in (("train", ("step", "epoch", "loss", "lr")), ("eval", ("step", "right", "eval_loss"))):
+        straight, mine = (
+            [[row[k] for k in keys] for row in read_rows(resumed / run, event)] for run in ("straight", other)
+        )
+        assert straight == mine
+    assert [row["step"] for row in read_rows(resumed / other, "train")] == list(range(1, 25))
+
+
+def test_resume_is_announced(resumed, read_rows):
+    assert [row["step"] for row in read_rows(resumed / "stopped", "start")] == [0, 7, 17]

@@ -1,0 +1,90 @@
+"""Starts ranks in half a second: imports torch and the loop once, then forks the ranks of each request.
+
+Requests and answers are JSON lines on stdin and stdout. This process has one thread and opens no connection, so
+forking it is safe. The ranks run `course_lib.train.main.main`, as `python -m course_lib.train` does; `before` is
+Python source that each rank runs first, to observe or to break something.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+import torch
+import torch._dynamo  # the first optimizer would import it: two seconds a rank
+
+from course_lib.train.main import main
+
+torch.set_num_threads(1)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def rank_main(request: dict, rank: int, port: int) -> int:
+    os.setsid()
+    out = os.open(f"{request['log']}.{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.chdir(request["cwd"])
+    if request["ranks"] > 0:  # 0: one process without a launcher
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(request["ranks"]),
+            "LOCAL_WORLD_SIZE": str(request["ranks"]),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+    exec(request["before"], {"rank": rank})
+    try:
+        return main(request["words"])
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+
+
+def serve(request: dict) -> dict:
+    port, pids = free_port(), []
+    for rank in range(max(request["ranks"], 1)):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                code = rank_main(request, rank, port)
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        pids.append(pid)
+    print(json.dumps({"pids": pids}), flush=True)
+    codes: dict[int, int] = {}
+    deadline, killed = time.monotonic() + request["timeout"], False
+    while len(codes) < len(pids):
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid in pids:
+            codes[pid] = os.waitstatus_to_exitcode(status)
+        elif pid == 0:
+            time.sleep(0.01)
+            failed = any(code not in (0, 75) for code in codes.values())
+            if failed and not killed:  # as a launcher does: the others are told to go, and get a while
+                deadline, killed = min(deadline, time.monotonic() + 10), True
+                for other in set(pids) - codes.keys():
+                    os.kill(other, signal.SIGTERM)
+            if time.monotonic() > deadline:
+                for other in set(pids) - codes.keys():
+                    os.killpg(other, signal.SIGKILL)
+    return {"codes": [codes[pid] for pid in pids]}
+
+
+if __name__ == "__main__":
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(serve(json.loads(line))), flush=True)
