@@ -31,6 +31,12 @@ def checks(look: Callable[[], dict[str, Any]] | None = None) -> list[Check]:
     ]
 
 
+def quick_checks(look: Callable[[], dict[str, Any]] | None = None) -> list[Check]:
+    """Those that start no ranks: what `show.machine()` tells in a notebook."""
+    quick = ("Python", "torch", "cores and threads", "memory", "disk", "GPU")
+    return [check for check in checks(look) if check.name in quick]
+
+
 def _needs(look: Callable, name: str, work: Callable[[dict[str, Any]], Findings]) -> Callable[[], Findings]:
     """A check that cannot say anything without torch; the line about torch holds the cure."""
 

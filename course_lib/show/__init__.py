@@ -7,11 +7,12 @@ machine()     what this machine can do, in words
 
 from importlib import import_module
 
-# Where each picture lives. Loaded on first use: matplotlib costs a second, `import course_lib` must not.
+# Where each picture lives. No module may have the name of a function: importing it would bind the module here.
+# Loaded on first use: matplotlib costs a second, `import course_lib` must not.
 _HOME = {
-    "messages": "course_lib.show.messages",
-    "loss": "course_lib.show.loss",
-    "machine": "course_lib.show.machine",
+    "messages": "course_lib.show.messages_picture",
+    "loss": "course_lib.show.loss_picture",
+    "machine": "course_lib.show.machine_words",
     "Stepper": "course_lib.show.stepper",
 }
 __all__ = ["messages", "loss", "machine", "Stepper"]
@@ -20,9 +21,7 @@ __all__ = ["messages", "loss", "machine", "Stepper"]
 def __getattr__(name: str):
     if name not in _HOME:
         raise AttributeError(f"module 'course_lib.show' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value  # the import bound the submodule to this name; the function is what people call
-    return value
+    return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

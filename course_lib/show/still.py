@@ -1,13 +1,11 @@
 """A canvas as PNG, for places that show no SVG: an untrusted notebook, a PDF, an e-mail."""
 
-from io import BytesIO
-
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon, Rectangle
 from matplotlib.patheffects import withStroke
-from PIL import Image
 
 from course_lib.show.looks import LOOKS, SIZES
+from course_lib.show.picture import png_of
 from course_lib.show.shapes import Canvas, Line, Rect, Shape, Text
 from course_lib.show.svg import head_points
 
@@ -25,16 +23,7 @@ def png(canvas: Canvas, scale: float = 1.5) -> bytes:
     axes.axis("off")
     for order, shape in enumerate(canvas.shapes):
         _draw(axes, shape, order)
-    return _small(figure)
-
-
-def _small(figure: Figure) -> bytes:
-    """PNG with 64 colours: a third of the size, and a notebook keeps each picture twice."""
-    full, small = BytesIO(), BytesIO()
-    figure.savefig(full, format="png")
-    with Image.open(full) as image:
-        image.convert("RGB").quantize(64).save(small, format="png", optimize=True)
-    return small.getvalue()
+    return png_of(figure)
 
 
 def _draw(axes, shape: Shape, order: int) -> None:

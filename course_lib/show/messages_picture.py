@@ -1,5 +1,9 @@
 """Who sent what to whom, and when: `show.messages(r)`."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from course_lib.launch.result import Result
 from course_lib.show import sentences, words
 from course_lib.show.events import Event, Transfer, events
@@ -8,13 +12,16 @@ from course_lib.show.still import png
 from course_lib.show.svg import svg
 from course_lib.show.traffic import draw
 
+if TYPE_CHECKING:
+    from course_lib.launch import RunError
+
 _ROWS = 40  # of the plain-text table
 
 
-def messages(r: Result, most: int = 200) -> Stepper:
+def messages(r: Result | RunError, most: int = 200) -> Stepper:
     """Draw the messages of a run: a lane a rank, time to the right, arrows from sender to receiver.
 
-    r      what `run` returned
+    r      what `run` returned, or the RunError that it raised: a hang can be looked at, too
     most   draw at most this many messages and collectives, the earliest; the caption says so
 
     Step 0 is the whole picture; the arrow keys then go through the messages in the order of time.
@@ -40,11 +47,17 @@ def messages(r: Result, most: int = 200) -> Stepper:
     return Stepper([svg(canvas)], captions, png(canvas), overview, table)
 
 
-def _how_many(r: Result) -> int:
-    """Number of ranks; a run that failed half-way may have fewer results than ranks."""
+def _how_many(r: Result | RunError) -> int:
+    """Number of ranks; in a run that failed half-way some may have said nothing."""
     named = [call.rank for call in r.messages] + [call.peer for call in r.messages if call.peer is not None]
     named += [rank for call in r.messages for rank in call.ranks]
-    return max([len(r.results), *(rank + 1 for rank in named)])
+    return max([len(r.output), *(rank + 1 for rank in named)])
+
+
+def _seconds(r: Result | RunError) -> float:
+    """Length of the run; a failed one only knows when its calls began and ended."""
+    times = [call.start for call in r.messages] + [call.end for call in r.messages if call.end is not None]
+    return getattr(r, "seconds", None) or max(times, default=0.0)
 
 
 def _title(found: list[Event], ranks: int) -> str:
@@ -57,12 +70,12 @@ def _title(found: list[Event], ranks: int) -> str:
     return "Who sent what to whom: " + ", ".join(parts)
 
 
-def _overview(r: Result, found: list[Event], ranks: int) -> str:
+def _overview(r: Result | RunError, found: list[Event], ranks: int) -> str:
     sends = [event.send for event in found if isinstance(event, Transfer) and event.send]
     text = _title(found, ranks)
     if sends:
         text += f"; {words.size(sum(call.nbytes for call in sends))} sent from rank to rank"
-    text += f"; {words.duration(r.seconds)} in all."
+    text += f"; {words.duration(_seconds(r))} in all."
     lost = sum(isinstance(event, Transfer) and event.recv is None for event in found)
     lonely = sum(isinstance(event, Transfer) and event.send is None for event in found)
     partial = sum(not isinstance(event, Transfer) and bool(event.missing) for event in found)
