@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,9 +10,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from tools import notebooks, source
+from tools.execute import execute
 
 ROOT = Path(__file__).resolve().parents[1]
 LESSON = "# %% [markdown]\n# # Ranks\n# What a rank is.\n\n# %%\nprint(1)\n\n# %%\nprint(1)\n"
@@ -260,16 +259,7 @@ def runnable() -> list[str]:
 @pytest.mark.spread
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", runnable())
-def test_runs_without_an_error_and_leaves_no_process(built, name: str, tmp_path: Path, processes_with):
-    """In a copy of its folder, so that what it writes does not land in the tree."""
-    folder = tmp_path / Path(name).parent
-    shutil.copytree((ROOT / name).parent, folder, ignore=shutil.ignore_patterns("*.ipynb", "runs", ".*"))
+def test_runs_without_an_error_and_leaves_no_process(built, name: str, processes_with):
     tag = uuid.uuid4().hex
-    client = NotebookClient(
-        copy.deepcopy(built[name]),
-        timeout=300,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(folder)}},
-    )
-    client.execute(env={**os.environ, "COURSE_TEST_NOTEBOOK": tag, "OMP_NUM_THREADS": "1"})
+    execute(copy.deepcopy(built[name]), (ROOT / name).parent, COURSE_TEST_NOTEBOOK=tag, OMP_NUM_THREADS="1")
     assert processes_with("COURSE_TEST_NOTEBOOK", tag) == []

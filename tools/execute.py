@@ -1,0 +1,24 @@
+"""Run a notebook from top to bottom in a kernel of this Python, away from the repository."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+
+def execute(notebook: NotebookNode, folder: Path, timeout: float = 300, **environment: str) -> None:
+    """Run every cell and leave the outputs in `notebook`. `timeout`: seconds a cell may take.
+
+    The kernel's working directory is a copy of `folder`, where the notebook belongs; what it writes is thrown
+    away. `environment` is added to the kernel's. Raises nbclient's CellExecutionError, CellTimeoutError or
+    DeadKernelError.
+    """
+    with tempfile.TemporaryDirectory(prefix="lesson-") as box:
+        copy = Path(box, folder.name)
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.ipynb", "runs", ".*"))
+        resources = {"metadata": {"path": str(copy)}}
+        client = NotebookClient(notebook, timeout=timeout, kernel_name="python3", resources=resources)
+        client.execute(env={**os.environ, **environment})
