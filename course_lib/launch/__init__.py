@@ -3,6 +3,6 @@
 from course_lib.launch.notebook_run import RunError, RunInterrupted, run
 from course_lib.launch.program import torchrun
 from course_lib.launch.result import Message, Result
-from course_lib.launch.supervise import prewarm
+from course_lib.launch.supervise import prewarm, shutdown
 
-__all__ = ["Message", "Result", "RunError", "RunInterrupted", "prewarm", "run", "torchrun"]
+__all__ = ["Message", "Result", "RunError", "RunInterrupted", "prewarm", "run", "shutdown", "torchrun"]

@@ -7,7 +7,10 @@ out  {"event": "ready"}     {"event": "exit", "code": 1}     {"event": "gone"}
 The end of the socket means that the kernel is gone: then everything dies.
 """
 
+import gc
+import inspect
 import json
+import linecache
 import os
 import select
 import shutil
@@ -34,15 +37,22 @@ def warm_up() -> None:
     import course_lib.launch.rank  # noqa: F401
 
     torch.set_num_threads(1)
+    # torchrun's rendezvous looks at its own source lines (inspect.stack): read them once here, not in each fork
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch.distributed") and getattr(module, "__file__", None):
+            linecache.getlines(module.__file__)
+    inspect.stack()
+    gc.collect()
+    gc.freeze()  # forks then neither scan nor copy what the warm process holds
 
 
 class Agent:
-    """One job at a time: a torchrun and all that descends from it."""
+    """One run at a time: its torchruns and all that descends from them."""
 
     def __init__(self, channel: socket.socket, folder: str) -> None:
         self.channel, self.folder = channel, folder
         self.parent = os.getppid()
-        self.job: int | None = None
+        self.jobs: set[int] = set()  # a torchrun for each node
         self.busy = False  # a job was started and its last process is not gone yet
         self.buffer = b""
 
@@ -66,11 +76,12 @@ class Agent:
 
     def obey(self, order: dict) -> None:
         if order["do"] == "start":
-            self.job, self.busy = self.start(order), True
-        elif order["do"] == "signal" and self.job:
-            os.kill(self.job, order["number"])
+            self.jobs.add(self.start(order))
+            self.busy = True
+        elif order["do"] == "signal":
+            for job in self.jobs:
+                os.kill(job, order["number"])
         elif order["do"] == "kill" and self.busy:
-            self.job = None
             self.end_all()
 
     def start(self, order: dict) -> int:
@@ -121,7 +132,7 @@ class Agent:
             os._exit(code)
 
     def look(self) -> None:
-        """Reap what has ended; when torchrun itself has, end what it left."""
+        """Reap what has ended; when a torchrun has, end what is left of the run."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -129,14 +140,14 @@ class Agent:
                 pid, status = 0, 0
             if pid == 0:
                 return
-            if pid == self.job:
-                self.job = None
+            if pid in self.jobs:
                 self.say(event="exit", code=os.waitstatus_to_exitcode(status))
                 self.end_all()
                 return
 
     def end_all(self) -> None:
         """Kill until there is no child: orphans become ours, so none can escape."""
+        self.jobs.clear()
         limit = time.monotonic() + 20
         while time.monotonic() < limit:
             for process in psutil.Process().children(recursive=True):

@@ -35,9 +35,7 @@ class RankState:
     @property
     def victim(self) -> bool:
         """Its error only tells that another rank went away."""
-        return self.error is not None and bool(
-            _VICTIM.search(f"{self.error['type']}: {self.error['message']}")
-        )
+        return self.error is not None and bool(_VICTIM.search(f"{self.error['type']}: {self.error['message']}"))
 
     def words(self) -> str:
         """One line: finished, raised, died, or where it waits and for whom."""
@@ -49,10 +47,13 @@ class RankState:
             if self.victim:
                 return f"lost its connection to a rank that had gone{at}"
             return f"raised {self.error['type']}: {first}{at}"
-        if self.dead and not (self.blocked and self.exit_code in (None, -15)):  # torchrun ends the others so
+        by_torchrun = self.exit_code in (None, -15)  # once one rank has died, torchrun ends the others
+        if self.dead and not by_torchrun:
             return self.death()
         if self.blocked:
             return waits(self.blocked)
+        if self.dead:
+            return f"was ended by torchrun ({self.stack[0]})" if self.stack else "was ended by torchrun"
         if self.state == trace.STARTING:
             return "was still starting"
         return f"was computing ({self.stack[0]})" if self.stack else "was computing"
@@ -71,11 +72,14 @@ class RankState:
             return f"was killed by {name}{at}{why}"
         if code is None:
             return f"vanished{at}"
-        return f"left with exit code {code} before it had returned a value{at} (os._exit, or a library that ends the process)"
+        return (
+            f"left with exit code {code} before it had returned a value{at} "
+            "(os._exit, or a library that ends the process)"
+        )
 
 
 def waits(blocked: Blocked) -> str:
-    """"waits in send to rank 1 (Cell In[5], line 7)"."""
+    """ "waits in send to rank 1 (Cell In[5], line 7)"."""
     if blocked.peer is not None and blocked.op in trace.POINT_TO_POINT:
         link = "to" if blocked.op in _SENDS or blocked.op.startswith("send") else "from"
         return f"waits in {blocked.op} {link} rank {blocked.peer} ({blocked.where})"

@@ -6,6 +6,7 @@ import pickle
 import re
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -58,6 +59,7 @@ def run(
     timeout: float = 60,
     backend: str = "gloo",
     *,
+    nodes: int = 1,
     start: str = "auto",
     watch: bool = True,
     quiet: bool = False,
@@ -68,6 +70,8 @@ def run(
     timeout  seconds for the function on all ranks. A run in which all ranks provably wait for each other ends
              after about 2 s.
     backend  "gloo" for CPU tensors, "nccl" for GPUs
+    nodes    start the ranks by this many torchruns, as if each were another machine: the first gets the ranks
+             0 to ranks/nodes - 1, and so on. (Here they all share this machine and its memory.)
     start    "fork": ranks are forked by a torchrun that has torch imported already (fast; Linux);
              "torchrun": a plain `torchrun` command (slow start; any system; needed for NCCL); "auto" chooses.
     watch    False: do not record messages (saves a few microseconds a call)
@@ -75,25 +79,27 @@ def run(
 
     Raises RunError (a rank failed, or a hang), RunInterrupted (Ctrl-C), TypeError or ValueError (bad arguments).
     """
-    start = _check(fn, ranks, args, timeout, backend, start)
+    start = _check(fn, ranks, args, timeout, backend, start, nodes)
     call = pickle_call(fn, args)
     with exclusive() as (current, interrupt):
         folder = Path(tempfile.mkdtemp(prefix="run-", dir=current.folder))
         try:
-            return _Run(current, interrupt, folder, ranks, timeout, quiet).go(call, backend, start, watch)
+            return _Run(current, interrupt, folder, ranks, timeout, quiet).go(call, backend, start, watch, nodes)
         finally:
             if current.alive():
                 current.end()
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check(fn, ranks, args, timeout, backend, start) -> str:
+def _check(fn, ranks, args, timeout, backend, start, nodes) -> str:
     if not callable(fn):
         raise TypeError(f"run() needs a function to call on each rank, not a {type(fn).__name__}.")
     if not isinstance(ranks, int) or isinstance(ranks, bool):
         raise TypeError(f"ranks must be a whole number, not {ranks!r}.")
     if ranks < 1:
         raise ValueError(f"ranks={ranks}: at least one rank must run.")
+    if not isinstance(nodes, int) or nodes < 1 or ranks % nodes:
+        raise ValueError(f"{ranks} ranks do not spread evenly over nodes={nodes!r}.")
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"args must be a tuple, such as args=({args!r},), not a {type(args).__name__}.")
     if not timeout > 0:
@@ -131,18 +137,15 @@ class _Run:
         self.shown = [0] * ranks
         self.calm_since, self.last_seen = time.monotonic(), None
 
-    def go(self, call: bytes, backend: str, start: str, watch: bool) -> Result:
+    def go(self, call: bytes, backend: str, start: str, watch: bool, nodes: int) -> Result:
         (self.folder / "call.pickle").write_bytes(call)
         plan = {"backend": backend, "watch": watch, "cells": cell_names(), "sources": cell_sources()}
         plan["group_timeout"] = self.timeout + 60  # ours comes first: it can say who waits for whom
         (self.folder / "plan.json").write_text(json.dumps(plan))
-        forked = ["--run-path", "--start-method", "fork", "--monitor-interval", "0.02"] if start == "fork" else []
-        argv = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(self.ranks)]
-        argv += ["--log-dir", str(self.folder / "torchrun"), *forked]
-        script = str(Path(__file__).with_name("_rank_main.py"))
-        log = self.folder / "torchrun.log"
         began = time.monotonic()
-        self.current.start(start, [*argv, script, str(self.folder)], log, env=dict(os.environ), cwd=_cwd())
+        for number, argv in enumerate(self.commands(nodes, start)):
+            log = self.folder / f"torchrun_{number}.log"
+            self.current.start(start, argv, log, env=dict(os.environ), cwd=_cwd())
         while True:
             ended = self.current.poll(0.005) is not None
             self.show()
@@ -156,6 +159,22 @@ class _Run:
                 self.settle()
                 self.fail()
             self.check_time(began, start)
+
+    def commands(self, nodes: int, start: str) -> list[list[str]]:
+        """The arguments of torchrun, for each node."""
+        common = ["--nproc-per-node", str(self.ranks // nodes), "--local-addr", "127.0.0.1"]
+        common += ["--log-dir", str(self.folder / "torchrun")]
+        if start == "fork":
+            common += ["--run-path", "--start-method", "fork", "--monitor-interval", "0.02"]
+        program = [str(Path(__file__).with_name("_rank_main.py")), str(self.folder)]
+        if nodes == 1:
+            return [["--standalone", *common, *program]]
+        meet = ["--nnodes", str(nodes), "--master-addr", "127.0.0.1", "--master-port", str(_free_port())]
+        return [[*meet, "--node-rank", str(node), *common, *program] for node in range(nodes)]
+
+    def torchrun_log(self) -> str:
+        """What the torchruns wrote."""
+        return "\n".join(p.read_text(errors="replace") for p in sorted(self.folder.glob("torchrun_*.log")))
 
     def look_at_processes(self) -> None:
         """Note which ranks have died, and how, before torchrun reaps them."""
@@ -292,16 +311,14 @@ class _Run:
         seconds = max(header[6] - header[5] for header in (reader.header() for reader in self.readers))
         values = [pickle.loads((self.folder / f"rank_{k}.value").read_bytes()) for k in range(self.ranks)]
         result = Result(values, self.output(), self.messages(), seconds)
-        limit = time.monotonic() + 2  # torchrun's own clean end; what is left after that is killed
-        while not self.current.gone and time.monotonic() < limit:
-            self.current.poll(0.01)
+        self.current.end()  # all values are here: nothing is gained by waiting for each process's own clean end
         for reader in self.readers:
             reader.close()
         return result
 
     def states(self) -> list[diagnose.RankState]:
-        log = self.folder / "torchrun.log"
-        text = log.read_text(errors="replace") if log.exists() else ""
+        # the local rank is the rank on one node only; with several we do without torchrun's word
+        text = self.torchrun_log() if not (self.folder / "torchrun_1.log").exists() else ""
         for code, rank in re.findall(r"exitcode: (-?\d+)\) local_rank: (\d+)", text):
             if self.exit_codes.get(int(rank)) is None and not (self.folder / f"rank_{rank}.end").exists():
                 self.exit_codes[int(rank)] = int(code)
@@ -343,13 +360,19 @@ class _Run:
         lost = [s for s in states if s.victim]
         if lost:
             return f"rank {lost[0].rank} failed: {lost[0].error['type']}: {lost[0].error['message']}"
-        tail = (self.folder / "torchrun.log").read_text(errors="replace").strip().splitlines()[-12:]
+        tail = self.torchrun_log().strip().splitlines()[-12:]
         return "torchrun ended before the ranks did:\n" + "\n".join(tail)
 
 
 def _last_words(output: str) -> str:
     lines = [line for line in output.strip().splitlines() if line.strip()]
     return lines[-1][:500] if lines else ""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def _cwd() -> Path:

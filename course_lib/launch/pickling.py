@@ -6,7 +6,7 @@ import pickle
 import sys
 from collections import ChainMap
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 from cloudpickle import cloudpickle as _cloudpickle
@@ -19,7 +19,7 @@ def _reduce_code(code: CodeType):
 
 
 class _Pickler(cloudpickle.Pickler):
-    dispatch_table = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 
 
 def dumps(thing: Any) -> bytes:

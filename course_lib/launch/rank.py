@@ -63,10 +63,14 @@ class Rank:
         # A process that is forked while another thread resolves a name can hang in its own first look-up, so
         # nobody touches the network before all ranks have been forked.
         deadline = time.monotonic() + _START_LIMIT
-        while len(list(self.folder.glob("rank_*.pid"))) < self.world:
+        while self.count(".pid") < self.world:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not all of the {self.world} ranks had started after {_START_LIMIT:.0f} s")
-            time.sleep(0.003)
+            time.sleep(0.005)
+
+    def count(self, ending: str) -> int:
+        """How many files of the run folder end so."""
+        return sum(path.suffix == ending for path in self.folder.iterdir())
 
     def label(self, file: str, line: int) -> str:
         """A source position in words."""
@@ -111,10 +115,10 @@ class Rank:
     def stay(self) -> None:
         """Wait for the others: a rank that leaves early breaks the connections of its peers.
 
-        After a failure somebody never gets here; then the supervisor ends all of us.
+        Mostly the supervisor ends us here: as soon as all values are there, or because somebody failed.
         """
-        while len(list(self.folder.glob("rank_*.end"))) < self.world:
-            time.sleep(0.003)
+        while self.count(".end") < self.world:
+            time.sleep(0.05)
 
 
 def _hidden(file: str) -> bool:
@@ -138,4 +142,3 @@ def main(folder: str) -> None:
     if state == trace.RETURNED:
         rank.path("end").touch()
     rank.stay()
-    dist.destroy_process_group()

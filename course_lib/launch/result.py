@@ -47,6 +47,6 @@ class Result:
     def __repr__(self) -> str:
         sent = sum(m.nbytes for m in self.messages if m.op in ("send", "isend"))
         return (
-            f"<Result: {self.ranks} ranks, {self.seconds:.3f} s, {len(self.messages)} messages, "
+            f"<Result: {self.ranks} rank{'s' * (self.ranks > 1)}, {self.seconds:.3f} s, {len(self.messages)} messages, "
             f"{sent} bytes sent point to point>"
         )

@@ -45,8 +45,8 @@ class Supervisor:
         self._log = (self.folder / "agent.log").open("ab")
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "course_lib.launch.agent", str(theirs.fileno()), str(self.folder)]
-                + ["warm" if warm else "cold"],
+                [sys.executable, "-m", "course_lib.launch.agent", str(theirs.fileno()), str(self.folder),
+                 "warm" if warm else "cold"],
                 pass_fds=[theirs.fileno()], process_group=0, stdin=subprocess.DEVNULL,
                 stdout=self._log, stderr=self._log, cwd=Path(__file__).parents[2],
                 env={**os.environ, TAG: self.owner, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
@@ -57,7 +57,10 @@ class Supervisor:
         return self.pid == os.getpid() and self._process.poll() is None
 
     def start(self, way: str, argv: list[str], log: Path, *, env: dict[str, str], cwd: Path) -> None:
-        """Start a torchrun; `way` is "fork" (from the warm agent) or "torchrun" (a fresh process)."""
+        """Start a torchrun, or several for one run if there are nodes.
+
+        way  "fork": from the warm agent; "torchrun": a fresh process
+        """
         self._await(lambda: self.ready, _WARM_LIMIT, "import torch")
         self.exit_code, self.gone = None, False
         env = {**env, TAG: self.owner}
@@ -174,6 +177,13 @@ def prewarm() -> None:
         sys.modules["torch"].set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads than cores make everything slow, here as well
     supervisor()
+
+
+def shutdown() -> None:
+    """End the agent now, as the end of this process would."""
+    with _lock:
+        if _current is not None and _current.pid == os.getpid():
+            _current.close()
 
 
 class Interrupt:

@@ -14,11 +14,31 @@ from pathlib import Path
 from course_lib.launch.result import Message
 
 STARTING, RUNNING, RETURNED, RAISED = range(4)
-OPS = (
-    "send recv isend irecv all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter "
-    "reduce_scatter reduce_scatter_tensor all_to_all all_to_all_single barrier monitored_barrier "
-    "all_gather_object gather_object broadcast_object_list scatter_object_list send_object_list recv_object_list"
-).split()
+OPS = [
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "monitored_barrier",
+    "all_gather_object",
+    "gather_object",
+    "broadcast_object_list",
+    "scatter_object_list",
+    "send_object_list",
+    "recv_object_list",
+]
 CAPACITY = 1 << 17  # calls a rank; the file is sparse, so unused rows cost nothing
 _HEADER = struct.Struct("<IIIiidd")  # state, calls, dropped, blocked call (-1: none), blocked where, begin, end
 _CALL = struct.Struct("<HHiiIQddII")  # op, done, peer, tag, group, bytes, start, end, where, number in its group
@@ -64,9 +84,7 @@ class Writer:
             if row == CAPACITY:
                 self._header[2] += 1
                 return -1
-            _CALL.pack_into(
-                self._map, _ROOM + row * _CALL.size, op, 0, peer, tag, group, nbytes, now, 0.0, where, seq
-            )
+            _CALL.pack_into(self._map, _ROOM + row * _CALL.size, op, 0, peer, tag, group, nbytes, now, 0.0, where, seq)
             self._header[1] = row + 1
             self._write_header()
             return row
@@ -134,9 +152,7 @@ class Reader:
             return None
         op, _, peer, _, group, _, _, _, _, number = self._row(row)
         ranks = tuple(self._name(group).get("group", ()))
-        return Blocked(
-            OPS[op], peer if peer >= 0 else None, self._name(where).get("where", "?"), ranks, number
-        )
+        return Blocked(OPS[op], peer if peer >= 0 else None, self._name(where).get("where", "?"), ranks, number)
 
     def collectives(self) -> dict[tuple[int, ...], list[Message]]:
         """The collectives that the rank has begun, in order, by group."""

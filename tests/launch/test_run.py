@@ -1,0 +1,389 @@
+"""`run` from a program: values, output, messages, and what it says when something is wrong."""
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import cloudpickle
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib import run
+from course_lib.launch import RunError
+from course_lib.launch.notebook_run import KEPT
+from course_lib.launch.supervise import supervisor
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import a test file
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """After each test the agent has no child."""
+    yield
+    agent = psutil.Process(supervisor()._process.pid)
+    assert agent.children(recursive=True) == []
+    assert list(supervisor().folder.glob("run-*")) == []
+
+
+def line_of(function, text):
+    """Line number of the first line of `function` that contains `text`, read from the source by hand."""
+    lines = Path(function.__code__.co_filename).read_text().splitlines()
+    start = function.__code__.co_firstlineno
+    return next(n for n in range(start, len(lines)) if text in lines[n - 1])
+
+
+def ring_step(start):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mine, theirs = (
+        torch.full((3,), float(rank + start), dtype=torch.float64),
+        torch.empty(3, dtype=torch.float64),
+    )
+    request = dist.isend(mine, (rank + 1) % world, tag=7)
+    dist.recv(theirs, (rank - 1) % world, tag=7)
+    request.wait()
+    total = torch.tensor([rank])
+    dist.all_reduce(total)
+    print(f"got {theirs[0].item()}")
+    return theirs, total.item()
+
+
+@pytest.mark.parametrize(("start", "ranks"), [("fork", 3), ("torchrun", 3)])
+def test_values_output_and_messages(start, ranks, capsys):
+    result = run(ring_step, ranks, args=(10,), start=start)
+    printed = capsys.readouterr().out
+    for rank in range(ranks):
+        before = (rank - 1) % ranks
+        value, total = result.results[rank]
+        assert torch.equal(value, torch.full((3,), 10.0 + before, dtype=torch.float64))
+        assert total == sum(range(ranks))
+        assert result.output[rank] == f"got {10.0 + before}\n"
+        assert f"[rank {rank}] got {10.0 + before}\n" in printed
+        mine = [m for m in result.messages if m.rank == rank]
+        assert sorted((m.op, m.peer, m.nbytes, m.tag) for m in mine) == [
+            ("all_reduce", None, 8, 0),
+            ("isend", (rank + 1) % ranks, 24, 7),
+            ("recv", before, 24, 7),
+        ]
+        assert all(0 <= m.start <= m.end <= result.seconds + 1 for m in mine)
+        received = next(m for m in mine if m.op == "recv")
+        assert received.where == f"test_run.py, line {line_of(ring_step, 'dist.recv')}"
+        assert next(m for m in mine if m.op == "all_reduce").ranks == tuple(range(ranks))
+
+
+def test_one_rank_alone():
+    assert run(lambda: dist.get_world_size(), 1).results == [1]
+
+
+def test_environment_is_torchruns():
+    got = run(lambda: {k: os.environ[k] for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")}, 2)
+    assert [(e["RANK"], e["LOCAL_RANK"], e["WORLD_SIZE"]) for e in got.results] == [
+        ("0", "0", "2"),
+        ("1", "1", "2"),
+    ]
+
+
+def test_sub_group_and_batched_messages_are_recorded():
+    def work():
+        pair = dist.new_group([1, 2])
+        if dist.get_rank() in (1, 2):
+            dist.broadcast(torch.ones(5), group_src=1, group=pair)
+        peer = dist.get_rank() ^ 1
+        if dist.get_rank() < 2:
+            ops = [dist.P2POp(dist.isend, torch.ones(4), peer), dist.P2POp(dist.irecv, torch.ones(4), peer)]
+            [request.wait() for request in dist.batch_isend_irecv(ops)]
+
+    messages = run(work, 3).messages
+    broadcasts = [m for m in messages if m.op == "broadcast"]
+    assert [(m.rank, m.peer, m.ranks, m.nbytes) for m in sorted(broadcasts, key=lambda m: m.rank)] == [
+        (1, 2, (1, 2), 20),
+        (2, 2, (1, 2), 20),
+    ]
+    assert sorted((m.rank, m.op, m.peer, m.nbytes) for m in messages if "s" in m.op and m.op[0] == "i") == [
+        (0, "isend", 1, 16),
+        (1, "isend", 0, 16),
+    ]
+    assert all(m.end is not None for m in messages)
+
+
+def fails(function, ranks=3, **options) -> RunError:
+    began = time.monotonic()
+    with pytest.raises(RunError) as caught:
+        run(function, ranks, **options)
+    assert time.monotonic() - began < 40
+    return caught.value
+
+
+def test_error_on_one_rank_comes_first_with_its_line():
+    def work():
+        if dist.get_rank() == 1:
+            raise ValueError("bad sample 7")
+        dist.barrier()
+
+    error = fails(work)
+    text = str(error).splitlines()
+    assert error.culprit == 1
+    assert text[0] == "rank 1 failed: ValueError: bad sample 7"
+    assert 'raise ValueError("bad sample 7")' in str(error)
+    assert [line for line in text if line.startswith(("rank 0:", "rank 2:"))] == [
+        f"rank {k}: waits in barrier (test_run.py, line {line_of(work, 'dist.barrier')})" for k in (0, 2)
+    ]
+
+
+def test_error_on_all_ranks():
+    def work():
+        raise KeyError("nowhere")
+
+    error = fails(work)
+    assert str(error).count("KeyError: 'nowhere'") == 3
+
+
+def test_sys_exit_is_an_error():
+    assert "SystemExit: 3" in str(fails(lambda: sys.exit(3), 2))
+
+
+def crash():
+    import ctypes
+
+    if dist.get_rank() == 1:
+        ctypes.string_at(0)
+    dist.barrier()
+
+
+def leave_quietly():
+    if dist.get_rank() == 1:
+        os._exit(0)
+    dist.barrier()
+
+
+def killed():
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), 9)
+    dist.barrier()
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [(crash, "killed by SIGSEGV"), (leave_quietly, "before it had returned a value"), (killed, "")],
+)
+def test_a_rank_that_dies(function, words):
+    error = fails(function)
+    assert error.culprit == 1, str(error)
+    assert str(error).startswith("rank 1 ") and words in str(error)
+
+
+def test_dead_rank_under_plain_torchrun():
+    error = fails(killed, 2, start="torchrun")
+    assert error.culprit == 1, str(error)
+
+
+def test_receives_that_nobody_sends():
+    def work():
+        if dist.get_rank() == 0:
+            dist.recv(torch.ones(2), 2)
+
+    error = fails(work, timeout=60)
+    line = line_of(work, "dist.recv")
+    assert (
+        f"rank 0 waits in recv from rank 2 (test_run.py, line {line}), but rank 2 has returned without sending "
+        "anything more." in str(error)
+    )
+    assert error.culprit is None
+
+
+def test_everybody_sends_first():
+    def work():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        dist.send(torch.ones(10), (rank + 1) % world)
+        dist.recv(torch.ones(10), (rank - 1) % world)
+
+    error = fails(work, 4)
+    assert "rank 0 → 1 → 2 → 3 → 0: everybody sends and nobody receives" in str(error)
+    line = line_of(work, "dist.send")
+    for rank in range(4):
+        assert f"rank {rank}: waits in send to rank {(rank + 1) % 4} (test_run.py, line {line})" in str(error)
+    assert [m.op for m in error.messages] == ["send"] * 4
+
+
+def test_collective_on_one_rank():
+    def work():
+        if dist.get_rank() == 0:
+            dist.barrier()
+
+    assert "but rank 1 has returned without calling it" in str(fails(work))
+
+
+def test_different_sizes_are_named():
+    def work():
+        dist.all_reduce(torch.ones(25 if dist.get_rank() == 0 else 50))
+
+    error = fails(work, 2)
+    assert "rank 0 calls all_reduce with 100 bytes" in str(error)
+    assert "rank 1 calls all_reduce with 200 bytes" in str(error)
+
+
+def test_a_sleeping_rank_is_not_a_deadlock():
+    def work():
+        if dist.get_rank() == 0:
+            time.sleep(4)  # longer than the time after which sleeping ranks that all wait are a deadlock
+        dist.barrier()
+        return "done"
+
+    assert run(work, 2).results == ["done", "done"]
+
+
+def test_hang_that_holds_the_gil():
+    def work():
+        import re
+
+        if dist.get_rank() == 1:
+            re.match("(a+)+$", "a" * 60 + "b")
+        dist.barrier()
+
+    error = fails(work, 2, timeout=2)
+    line = line_of(work, "re.match")
+    assert f"rank 1: was computing (test_run.py, line {line})" in str(error)
+
+
+def test_ignores_sigterm():
+    def work():
+        import signal
+
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if dist.get_rank() == 1:
+            raise RuntimeError("stop")
+        while True:
+            time.sleep(1)
+
+    assert fails(work).culprit == 1
+
+
+def test_much_output(capsys):
+    def work():
+        sys.stdout.write(("x" * 99 + "\n") * 2_000_000)  # 200 MB
+        print("the end")
+
+    result = run(work, 1)
+    assert KEPT <= len(result.output[0]) < KEPT + 1000
+    assert result.output[0].endswith("the end\n")
+    printed = capsys.readouterr().out
+    assert "the rest is in .output[0] only" in printed and len(printed) < 2 << 20
+
+
+def test_large_result():
+    def work():
+        return torch.arange(50_000_000, dtype=torch.int32)  # 200 MB
+
+    value = run(work, 1).results[0]
+    assert value.numel() == 50_000_000 and int(value[-1]) == 49_999_999
+
+
+def test_grandchild_ends_with_the_run():
+    def work():
+        return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+
+    for pid in run(work, 2).results:
+        assert not psutil.pid_exists(pid)
+
+
+def test_two_runs_at_once_are_refused_or_wait():
+    answers = []
+
+    def call():
+        try:
+            answers.append(run(lambda: time.sleep(3), 2, quiet=True).ranks)
+        except RuntimeError as error:
+            answers.append(str(error))
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join(60) for thread in threads]
+    assert 2 in answers
+    assert all(a == 2 or "Another run" in a for a in answers)
+
+
+def test_many_runs_in_a_row():
+    descriptors = psutil.Process().num_fds()
+    for k in range(100):
+        assert run(lambda k: k, 1, args=(k,), quiet=True).results == [k]
+    assert psutil.Process().num_fds() <= descriptors + 2
+
+
+def test_agent_killed_between_and_within_runs():
+    supervisor()._process.kill()
+    supervisor()._process.wait()
+    assert run(dist.get_rank, 2).results == [0, 1]
+    threading.Timer(2.0, lambda pid: os.kill(pid, 9), args=(supervisor()._process.pid,)).start()
+
+    def work():
+        subprocess.Popen(["sleep", "1001"], start_new_session=True)
+        time.sleep(100)
+
+    with pytest.raises(RuntimeError, match="killed from outside"):
+        run(work, 2)
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "1001"]]
+    assert run(dist.get_rank, 2).results == [0, 1]
+
+
+LOCK = threading.Lock()
+
+
+def uses_lock():
+    return LOCK.locked()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ({"fn": uses_lock}, TypeError, "uses_lock uses the variable 'LOCK', a lock"),
+        ({"fn": print, "args": (LOCK,)}, TypeError, r"args\[0\] is a lock"),
+        ({"fn": 3}, TypeError, "needs a function"),
+        ({"fn": print, "ranks": 0}, ValueError, "at least one rank"),
+        ({"fn": print, "ranks": 2.0}, TypeError, "whole number"),
+        ({"fn": print, "ranks": 1_000_000}, ValueError, "MB are free: at most"),
+        ({"fn": print, "args": 3}, TypeError, "args must be a tuple"),
+        ({"fn": print, "timeout": 0}, ValueError, "positive number of seconds"),
+        ({"fn": print, "start": "spawn"}, ValueError, "choose 'auto'"),
+    ],
+)
+def test_bad_arguments(arguments, kind, words):
+    with pytest.raises(kind, match=words):
+        run(**arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_nccl_without_gpu():
+    with pytest.raises(ValueError, match="needs NVIDIA GPUs"):
+        run(print, backend="nccl")
+
+
+def test_value_that_cannot_come_back():
+    error = fails(lambda: (k for k in range(3)), 2)
+    assert "returned a generator, which cannot be sent back" in str(error)
+
+
+def test_error_can_be_pickled_with_its_text():
+    assert "stop" in str(pickle.loads(pickle.dumps(RunError("stop"))))
+
+
+@pytest.mark.parametrize("start", ["fork", "torchrun"])
+def test_two_nodes_have_their_own_local_ranks(start):
+    def work():
+        total = torch.tensor([dist.get_rank()])
+        dist.all_reduce(total)
+        names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        return total.item(), [int(os.environ[name]) for name in names]
+
+    results = run(work, 4, nodes=2, start=start).results
+    assert results == [(6, [rank, rank % 2, rank // 2, 4, 2]) for rank in range(4)]
+
+
+def test_failure_on_the_second_node():
+    assert fails(leave_quietly, 2, nodes=2).culprit == 1
+    with pytest.raises(ValueError, match="3 ranks do not spread evenly over nodes=2"):
+        run(print, 3, nodes=2)
