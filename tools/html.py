@@ -78,7 +78,7 @@ def index(notebooks: dict[str, NotebookNode], failed: set[str]) -> str:
 
 
 def make(root: Path, target: Path) -> list[str]:
-    """Write the pages into `target`, in place of what was there. Returns one line for each lesson that failed.
+    """Write the pages into `target`, in place of what was there. Returns a line for each lesson that failed.
 
     A lesson that stops with an error still gets its page, with the error on it. Raises SourceError.
     """
