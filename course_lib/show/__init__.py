@@ -7,7 +7,7 @@ machine()     what this machine can do, in words
 
 from importlib import import_module
 
-# Where each picture lives. No module may have the name of a function: importing it would bind the module here.
+# Where each picture lives. No module may have the name of a function: its import would bind the module.
 # Loaded on first use: matplotlib costs a second, `import course_lib` must not.
 _HOME = {
     "messages": "course_lib.show.messages_picture",

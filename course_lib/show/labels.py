@@ -50,7 +50,8 @@ def _beside_arrow(lanes: Lanes, event: Transfer) -> tuple[float, float]:
     line = arrow(lanes, event, 0)[0]
     if line.head == "cross":
         return line.x2 + 12, line.y2 + 5
-    x, y = (line.x1 + line.x2) / 2, (line.y1 + line.y2) / 2
+    part = 0.5 / max(abs(event.dst - event.src), 1)  # half-way to the next lane, where no bars are
+    x, y = line.x1 + part * (line.x2 - line.x1), line.y1 + part * (line.y2 - line.y1)
     flat = abs(line.x2 - line.x1) / max(abs(line.y2 - line.y1), 1.0)
     if flat > 3:  # nearly level: above it
         return x - 20, y - 6 - 24 / flat

@@ -1,0 +1,148 @@
+"""The course in a real browser: lesson 00, a picture that moves, and runs that are stopped half-way."""
+
+import textwrap
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
+LESSON = "00_start_here.ipynb"
+
+PASS_ON = """\
+import torch, torch.distributed as dist
+from course_lib import run, show
+
+def pass_on():
+    rank, world = dist.get_rank(), dist.get_world_size()
+    got, mine = torch.empty(1000), torch.full((1000,), float(rank))
+    sending = dist.isend(mine, (rank + 1) % world)
+    dist.recv(got, (rank - 1) % world)
+    sending.wait()
+    dist.all_reduce(mine)
+    return got[0].item()
+
+r = run(pass_on, ranks=3)
+r.results"""
+
+LINGER = """\
+import os, pathlib, time
+import torch.distributed as dist
+from course_lib import run
+
+def linger():
+    pathlib.Path(f"rank{dist.get_rank()}.pid").write_text(str(os.getpid()))
+    time.sleep(100)
+
+run(linger, ranks=2, timeout=90)"""
+
+
+def errors(cells):
+    return [output for cell in cells for output in cell.outputs if output.output_type == "error"]
+
+
+def test_lesson_00_runs_from_top_to_bottom(lab, desk, root):
+    if not (root / "notebooks" / LESSON).exists():
+        pytest.skip(f"notebooks/{LESSON} is not there: call make notebooks")
+    file = lab.folder / "notebooks" / LESSON
+    desk.open(f"notebooks/{LESSON}")
+    desk.shoot("lesson_00_opened")
+    cells = desk.run_all(file, 120)
+    desk.shoot("lesson_00_end")
+    assert errors(cells) == []
+    assert any(cell.outputs for cell in cells)
+
+
+def test_a_stepper_moves_and_goes_on_moving_without_a_kernel(lab, desk):
+    file = lab.write("stepper.ipynb", PASS_ON, "show.messages(r)")
+    desk.open("stepper.ipynb")
+    cells = desk.run_all(file, 60)
+    assert errors(cells) == []
+    assert cells[0].outputs[-1].data["text/plain"] == "[2.0, 0.0, 1.0]"
+    moves_with_arrow_keys(desk, "stepper")
+
+    desk.save(file)
+    desk.menu("File", "Close and Shut Down Notebook")
+    desk.page.locator(".jp-Dialog button", has_text="Ok").click()
+    lab.until(lambda: not lab.processes(), 20, "the kernel ends")
+    desk.page.route("**/api/sessions*", lambda route: _refuse_to_start(route))
+    desk.open("stepper.ipynb", idle=False)
+    desk.page.locator(".jp-Dialog", has_text="no kernels today").locator("button", has_text="Ok").click()
+    moves_with_arrow_keys(desk, "stepper_without_kernel")
+    assert lab.processes() == []
+
+
+def _refuse_to_start(route):
+    """No kernel can start: what moves now moves by itself."""
+    if route.request.method == "POST":
+        route.fulfill(status=503, body='{"message": "no kernels today"}')
+    else:
+        route.continue_()
+
+
+def moves_with_arrow_keys(desk, name):
+    """Four events: three messages and one all-reduce."""
+    page = desk.page
+    slider, place, caption = (page.locator(f".rtd-stepper {tag}") for tag in ("input", "output", "p.caption"))
+    slider.scroll_into_view_if_needed()
+    assert page.locator(".rtd-stepper img").count() == 0
+    desk.shoot(f"{name}_0")
+    assert place.inner_text() == "0 / 4"
+    slider.focus()
+    said = [caption.inner_text()]
+    for step in range(1, 5):
+        page.keyboard.press("ArrowRight")
+        assert place.inner_text() == f"{step} / 4"
+        assert page.locator(".rtd-stepper svg .now").count() >= 3
+        said.append(caption.inner_text())
+        if step == 1:
+            desk.shoot(f"{name}_1")
+    assert len(set(said)) == 5
+    assert "all_reduce of 4 kB on ranks 0 to 2 (Cell In[1], line 10)" in said[4]
+    page.keyboard.press("ArrowRight")  # at the end it stays
+    page.keyboard.press("ArrowLeft")
+    assert place.inner_text() == "3 / 4"
+    assert caption.inner_text() == said[3]
+    page.locator(".rtd-stepper button").first.click()
+    assert place.inner_text() == "2 / 4"
+
+
+@pytest.fixture
+def lingering(lab, desk):
+    """A notebook whose first cell is in the middle of a run; gives the processes of the two ranks."""
+    file = lab.write(
+        "linger.ipynb", LINGER, textwrap.dedent("run(lambda: dist.get_rank() * 10, ranks=2).results")
+    )
+    pids = [lab.folder / f"rank{rank}.pid" for rank in range(2)]
+    for pid in pids:
+        pid.unlink(missing_ok=True)
+    desk.open("linger.ipynb")
+    desk.page.locator(".jp-CodeCell").first.click()
+    desk.menu("Run", "Run Selected Cell")
+    lab.until(lambda: all(pid.exists() and pid.read_text() for pid in pids), 60, "two ranks run")
+    return file, [psutil.Process(int(pid.read_text())) for pid in pids]
+
+
+def test_restart_in_the_middle_of_a_run_leaves_nothing(lab, desk, lingering):
+    _, ranks = lingering
+    assert len(lab.beside_kernels()) >= 2
+    desk.shoot("restart_before")
+    desk.menu("Kernel", "Restart Kernel…")
+    desk.page.locator(".jp-Dialog button", has_text="Restart").click()
+    lab.until(lambda: not any(rank.is_running() for rank in ranks), 20, "the ranks end")
+    lab.until(lambda: not lab.beside_kernels(), 20, f"nothing is left of {lab.beside_kernels()}")
+    desk.wait_idle(60)
+    desk.shoot("restart_after")
+
+
+def test_interrupt_stops_the_run_and_the_next_one_works(lab, desk, lingering):
+    file, ranks = lingering
+    desk.menu("Kernel", "Interrupt Kernel")
+    lab.until(lambda: not any(rank.is_running() for rank in ranks), 20, "the ranks end")
+    desk.wait_idle(30)
+    desk.shoot("interrupt_after")
+    desk.page.locator(".jp-CodeCell").nth(1).click()
+    desk.menu("Run", "Run Selected Cell")
+    desk.page.get_by_text("[0, 10]").wait_for(timeout=60_000)
+    first, second = [cell for cell in desk.save(file).cells if cell.cell_type == "code"][:2]
+    assert [error.ename for error in errors([first])] == ["RunInterrupted"]
+    assert errors([second]) == []
