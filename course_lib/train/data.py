@@ -29,8 +29,8 @@ class DataConfig:
     or synthetic:3x224x224 (noise, to measure speed)."""
     root: str = "data"
     """Where downloads are kept."""
-    global_batch: int = 64
-    """Samples of a step over all ranks together; each rank takes its part."""
+    global_batch: int = 48
+    """Samples of a step over all ranks together; each rank takes its part. 48 suits 1, 2, 3, 4, 6, 8."""
     eval_batch: int = 256
     """Samples a rank evaluates at a time; the result does not depend on it."""
     workers: int = 0
@@ -100,9 +100,7 @@ def check_size(config: DataConfig, data: Data, world_size: int) -> None:
     """Raise ConfigError when one step would need more samples than there are."""
     samples = len(data.train)
     if samples == 0 or len(data.test) == 0:
-        raise ConfigError(
-            f"{data.name} has {samples} training and {len(data.test)} test samples; both need some."
-        )
+        raise ConfigError(f"{data.name} has {samples} training and {len(data.test)} test samples; both need some.")
     if config.global_batch > samples:
         raise ConfigError(
             f"A global batch of {config.global_batch} is larger than the {samples} training samples of "
@@ -137,9 +135,7 @@ def _loader(dataset: Dataset, keys: Callable, data: Data, workers: int, env: Env
     )
 
 
-def train_loader(
-    config: DataConfig, data: Data, order: Order, env: Environment, first: int, last: int
-) -> DataLoader:
+def train_loader(config: DataConfig, data: Data, order: Order, env: Environment, first: int, last: int) -> DataLoader:
     """The batches of this rank, one for each step from first to last, across epochs."""
     keys = partial(order.keys, env.rank, env.world_size, first, last)
     return _loader(data.train, keys, data, config.workers, env)

@@ -86,9 +86,7 @@ def read_launcher() -> tuple[int, int, int, int]:
         rank, local_rank, world_size, local_world = (int(os.environ[name]) for name in names)
     except ValueError:
         values = ", ".join(f"{name}={os.environ[name]}" for name in names)
-        raise ConfigError(
-            f"RANK, LOCAL_RANK and WORLD_SIZE must be whole numbers, but found {values}."
-        ) from None
+        raise ConfigError(f"RANK, LOCAL_RANK and WORLD_SIZE must be whole numbers, but found {values}.") from None
     return rank, local_rank, world_size, local_world
 
 
@@ -96,9 +94,7 @@ def choose_device(wanted: str, local_rank: int, local_world: int) -> torch.devic
     """cuda:LOCAL_RANK where there are GPUs, else the CPU. A node with fewer GPUs than ranks is refused."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cuda" and gpus == 0:
-        raise ConfigError(
-            "--run.device cuda was asked for, but torch sees no GPU here; use --run.device cpu."
-        )
+        raise ConfigError("--run.device cuda was asked for, but torch sees no GPU here; use --run.device cpu.")
     if wanted == "cpu" or gpus == 0:
         return torch.device("cpu")
     if local_world > gpus:

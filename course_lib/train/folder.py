@@ -38,10 +38,7 @@ class RunConfig:
 # May differ when a run is continued: they change where and how fast, or how long, not what a step computes.
 # (optim.epochs changes the rates of the steps that are left: to train longer is a wish that people have.)
 HARMLESS = {
-    *(
-        f"run.{name}"
-        for name in ("dir", "log_every", "save_every", "keep", "stop_after", "device", "timeout")
-    ),
+    *(f"run.{name}" for name in ("dir", "log_every", "save_every", "keep", "stop_after", "device", "timeout")),
     *(f"data.{name}" for name in ("root", "workers", "eval_batch", "strict")),
     "optim.epochs",
 }
@@ -129,9 +126,7 @@ def open_folder(path: Path, content: dict[str, Any]) -> IO[str]:
     if existed and any(path.iterdir()) and not (path / "config.json").exists():
         strangers = [entry.name for entry in path.iterdir() if entry.name != ".lock"]
         if strangers:
-            raise ConfigError(
-                f"--run.dir {path} is not empty and holds no run (it has {sorted(strangers)[0]})."
-            )
+            raise ConfigError(f"--run.dir {path} is not empty and holds no run (it has {sorted(strangers)[0]}).")
     if existed and (path / "config.json").exists():
         refuse_other(path, content)
     try:

@@ -21,9 +21,7 @@ class Journal:
         self.printed = 0.0
         if self.active:
             self.file = MetricsFile(job.folder / "metrics.jsonl", job.start)
-            self.file.write(
-                "start", job.start, ranks=job.env.world_size, data=job.data.name, note=job.data.note
-            )
+            self.file.write("start", job.start, ranks=job.env.world_size, data=job.data.name, note=job.data.note)
             self.status("running")
 
     def status(self, status: str, why: str = "") -> None:

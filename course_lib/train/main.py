@@ -53,9 +53,7 @@ def main(words: list[str] | None = None) -> int:
 def goodbye(job: Job, why: str | None) -> str:
     """The last line."""
     if why:
-        return (
-            f"Stopped ({why}); saved in {job.folder}: the same command with --run.dir {job.folder} continues."
-        )
+        return f"Stopped ({why}); saved in {job.folder}: the same command with --run.dir {job.folder} continues."
     return f"Finished: {job.folder}"
 
 

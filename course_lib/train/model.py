@@ -48,9 +48,7 @@ def cnn(shape: tuple[int, int, int], classes: int, width: int, norm: str, dropou
     convolution(channels, width)
     while max(sides) > 4:
         if min(sides) < 2:
-            raise ConfigError(
-                f"Images of {shape[1]} x {shape[2]} are too narrow for the cnn; use --model.name mlp."
-            )
+            raise ConfigError(f"Images of {shape[1]} x {shape[2]} are too narrow for the cnn; use --model.name mlp.")
         wider = min(2 * width, 256)
         convolution(width, wider)
         layers.append(nn.MaxPool2d(2))

@@ -113,9 +113,7 @@ def judge(folder: Path, began: float, output: str) -> TrainRun:
         return run
     if run.status == "failed":
         raise TrainError(f"The run failed: {run.why}.\n\n{run.details.get('traceback', '')}")
-    raise TrainError(
-        f"The run ended without a word at step {run.details.get('step')}: {run.why}.\n\n{tail(output)}"
-    )
+    raise TrainError(f"The run ended without a word at step {run.details.get('step')}: {run.why}.\n\n{tail(output)}")
 
 
 def spoken(output: str) -> list[str]:

@@ -67,9 +67,7 @@ def build(config: OptimConfig, module: nn.Module) -> torch.optim.Optimizer:
     )
 
 
-def set_rate(
-    config: OptimConfig, optimizer: torch.optim.Optimizer, step: int, total: int, per_epoch: int
-) -> float:
+def set_rate(config: OptimConfig, optimizer: torch.optim.Optimizer, step: int, total: int, per_epoch: int) -> float:
     """Give the optimizer the rate of this step, and return it."""
     warmup = round(config.warmup_epochs * per_epoch)
     lr = rate(step, total, config.lr, warmup, config.final_lr)

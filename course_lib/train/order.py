@@ -67,6 +67,15 @@ class Order:
         first = (step - 1) % self.per_epoch * self.global_batch
         return min(self.global_batch, self.samples - first)
 
+    def share_sizes(self, world_size: int) -> set[int]:
+        """How many samples a rank can have in a step.
+
+        >>> sorted(Order(0, 49, 24).share_sizes(2))
+        [0, 1, 12]
+        """
+        counts = {self.count(1), self.count(self.per_epoch)}
+        return {len(range(rank, count, world_size)) for count in counts for rank in range(world_size)}
+
     def keys(self, rank: int, world_size: int, first: int, last: int) -> Iterator[list[tuple[int, int]]]:
         """For each step from first to last: the (epoch, index) of the samples of this rank."""
         epoch, order = 0, np.empty(0, np.int64)

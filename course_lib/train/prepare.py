@@ -1,5 +1,6 @@
 """From a configuration to everything the loop needs. Nothing is written before all of it is known to fit."""
 
+import copy
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,10 +46,9 @@ def prepare(config: Config, env: Environment) -> Job:
     with env.together():
         check_size(config.data, data, env.world_size)
         module = model.build(config.model, data.shape, data.classes, config.run.seed)
+        check_single(module, order, data, env.world_size)
         total = config.optim.epochs * order.per_epoch
-    config = replace(
-        config, run=replace(config.run, dir=env.share(config.run.dir or default_dir(config.recipe)))
-    )
+    config = replace(config, run=replace(config.run, dir=env.share(config.run.dir or default_dir(config.recipe))))
     folder, held = config.run.dir, None
     with env.together():
         if env.first:
@@ -59,6 +59,22 @@ def prepare(config: Config, env: Environment) -> Job:
     optimizer = optim.build(config.optim, module)
     start = restore(folder, env, module, optimizer, total)
     return Job(config, env, data, module, wrapped, optimizer, order, start, total, folder, held)
+
+
+def check_single(module: nn.Module, order: Order, data: Data, world_size: int) -> None:
+    """Raise ConfigError when some rank gets a single sample in a step and the network's BatchNorm cannot take it."""
+    normed = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
+    if not normed or 1 not in order.share_sizes(world_size):
+        return
+    trial = copy.deepcopy(module).train()
+    try:
+        trial(torch.zeros(1, *data.shape, dtype=next(trial.parameters()).dtype))
+    except ValueError as error:
+        raise ConfigError(
+            f"Some ranks would get a single sample in a step (the last of an epoch has "
+            f"{order.count(order.per_epoch)} samples for {world_size} ranks), and BatchNorm needs at least two; "
+            "use another --data.global_batch, or --data.drop_last."
+        ) from error
 
 
 def facts(
@@ -82,17 +98,14 @@ def facts(
     }  # fmt: skip
 
 
-def restore(
-    folder: Path, env: Environment, module: nn.Module, optimizer: torch.optim.Optimizer, total: int
-) -> int:
+def restore(folder: Path, env: Environment, module: nn.Module, optimizer: torch.optim.Optimizer, total: int) -> int:
     """Load the newest checkpoint into the network and the optimizer; the number of steps done."""
     state = checkpoint.load(folder, env)
     if state is None:
         return 0
     if state["step"] > total:
         raise ConfigError(
-            f"{folder} has done {state['step']} steps, more than the {total} of this launch; "
-            "give more --optim.epochs."
+            f"{folder} has done {state['step']} steps, more than the {total} of this launch; give more --optim.epochs."
         )
     module.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])

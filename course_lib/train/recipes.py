@@ -19,7 +19,7 @@ def mnist() -> Config:
     """A small CNN on MNIST (70,000 images of 28x28, downloaded)."""
     return Config(
         run=RunConfig(log_every=10),
-        data=DataConfig("mnist", global_batch=128),
+        data=DataConfig("mnist", global_batch=120),
         optim=OptimConfig(epochs=3, warmup_epochs=0.5),
     )
 
@@ -28,7 +28,7 @@ def fashion() -> Config:
     """A small CNN on Fashion-MNIST (70,000 images of 28x28, downloaded)."""
     return Config(
         run=RunConfig(log_every=10),
-        data=DataConfig("fashion", global_batch=128),
+        data=DataConfig("fashion", global_batch=120),
         model=ModelConfig(width=32),
         optim=OptimConfig(epochs=5, warmup_epochs=0.5),
     )
@@ -38,7 +38,7 @@ def cifar10() -> Config:
     """A CNN with BatchNorm on CIFAR-10 (60,000 images of 32x32, downloaded)."""
     return Config(
         run=RunConfig(log_every=10),
-        data=DataConfig("cifar10", global_batch=128, augment="crop-flip"),
+        data=DataConfig("cifar10", global_batch=120, augment="crop-flip"),
         model=ModelConfig(width=64, norm="batch"),
         optim=OptimConfig(epochs=15),
     )
@@ -48,7 +48,7 @@ def imagenette() -> Config:
     """ResNet-18 on Imagenette (ten classes of ImageNet at 128x128, downloaded)."""
     return Config(
         run=RunConfig(log_every=10),
-        data=DataConfig("imagenette", global_batch=64, workers=2, augment="resized-crop", side=128),
+        data=DataConfig("imagenette", global_batch=48, workers=2, augment="resized-crop", side=128),
         model=ModelConfig("resnet18"),
         optim=OptimConfig(lr=0.05, epochs=20, label_smoothing=0.1),
     )
@@ -62,9 +62,7 @@ def resnet50_a100() -> Config:
     batch = 2048
     return Config(
         run=RunConfig(log_every=20),
-        data=DataConfig(
-            "imagefolder", global_batch=batch, workers=8, augment="resized-crop", side=224, drop_last=True
-        ),
+        data=DataConfig("imagefolder", global_batch=batch, workers=8, augment="resized-crop", side=224, drop_last=True),
         model=ModelConfig("resnet50"),
         optim=OptimConfig(
             lr=0.1 * batch / 256,
@@ -80,7 +78,7 @@ def resnet50_a100() -> Config:
 def synthetic() -> Config:
     """ResNet-18 on noise of 3x64x64: how fast is the loop? The accuracy means nothing."""
     return Config(
-        data=DataConfig("synthetic:3x64x64", global_batch=32, samples=1024),
+        data=DataConfig("synthetic:3x64x64", global_batch=24, samples=1024),
         model=ModelConfig("resnet18"),
         optim=OptimConfig(epochs=1, warmup_epochs=0),
     )

@@ -99,17 +99,13 @@ def image_folder(config: DataConfig, seed: int) -> Data:
             train, test = ImageFolder(root / "train"), ImageFolder(held_out)
             if train.classes != test.classes:
                 odd = sorted(set(train.classes) ^ set(test.classes))
-                raise ConfigError(
-                    f"{root / 'train'} and {held_out} differ in their classes: {', '.join(odd)}."
-                )
+                raise ConfigError(f"{root / 'train'} and {held_out} differ in their classes: {', '.join(odd)}.")
             classes = len(train.classes)
         else:
             whole = ImageFolder(root)
             classes = len(whole.classes)
             train, test = (Subset(whole, part) for part in every_fifth(len(whole)))
-    except (
-        FileNotFoundError
-    ) as error:  # torchvision's word for a folder without classes, or a class without images
+    except FileNotFoundError as error:  # torchvision's word for a folder without classes, or a class without images
         raise ConfigError(
             f"The image folder {root} needs one folder of images for each class: {str(error).rstrip('.')}."
         ) from error
@@ -129,9 +125,7 @@ def torchvision_set(config: DataConfig, download: bool) -> tuple[Dataset, Datase
     kind = getattr(datasets, DOWNLOADS[config.name][0])
     if config.name == "imagenette":
         size = "160px" if 0 < config.side <= 160 else "320px"
-        return tuple(
-            kind(config.root, split=split, size=size, download=download) for split in ("train", "val")
-        )
+        return tuple(kind(config.root, split=split, size=size, download=download) for split in ("train", "val"))
     return tuple(kind(config.root, train=train, download=download) for train in (True, False))
 
 

@@ -12,9 +12,7 @@ from typing import Any
 from course_lib.train.folder import write_json
 
 # What a rank says when another one has left or does not come: a consequence, never the cause.
-_CONSEQUENCE = re.compile(
-    r"connection (closed|reset|refused)|timed out|gloo|nccl|broken pipe|socket|store", re.I
-)
+_CONSEQUENCE = re.compile(r"connection (closed|reset|refused)|timed out|gloo|nccl|broken pipe|socket|store", re.I)
 
 
 def write_status(folder: Path, status: str, why: str = "", **more: Any) -> None:
@@ -64,6 +62,4 @@ def report_failure(folder: Path, rank: int, error: BaseException) -> None:
             why = f"rank {rank} lost the connection to another rank, which died or hangs: {message}"
         text = "".join(traceback.format_exception(error))
         kept = {key: value for key, value in known.items() if key not in ("status", "why", "time", "pid")}
-        write_status(
-            folder, "failed", why, **kept | {"rank": rank, "traceback": text, "consequence": consequence}
-        )
+        write_status(folder, "failed", why, **kept | {"rank": rank, "traceback": text, "consequence": consequence})

@@ -29,9 +29,7 @@ def describe(numbers: list[int]) -> str | None:
     >>> describe([0, 0]) is None
     True
     """
-    return next(
-        (f"rank {rank} received {signal.Signals(n).name}" for rank, n in enumerate(numbers) if n), None
-    )
+    return next((f"rank {rank} received {signal.Signals(n).name}" for rank, n in enumerate(numbers) if n), None)
 
 
 @contextmanager

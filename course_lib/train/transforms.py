@@ -36,9 +36,7 @@ def digits(augment: str) -> tuple[Callable, Callable]:
     return partial(chain, [*augmentation(augment, 8), scale_digits]), scale_digits
 
 
-def pictures(
-    augment: str, side: int, resize: bool, mean: list[float], std: list[float]
-) -> tuple[Callable, Callable]:
+def pictures(augment: str, side: int, resize: bool, mean: list[float], std: list[float]) -> tuple[Callable, Callable]:
     """For PIL images: (training, test).
 
     With `resize` they come in any size, and the test sees the middle of them.

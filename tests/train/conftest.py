@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -52,14 +53,21 @@ def zygote():
 def start(zygote, tmp_path_factory):
     """Function: start(words, ranks) -> Launched, still running. ranks=0 is one process without a launcher."""
 
+    running: list[Launched] = []
+
     def start(words: str | list[str], ranks: int = 2, before: str = "", cwd: Path | None = None, timeout=90):
+        if running and not running[-1].codes:  # of a test that failed in between
+            for pid in running[-1].pids:
+                os.kill(pid, signal.SIGKILL)
+            running[-1].wait()
         folder = tmp_path_factory.mktemp("launch")
         words = words.split() if isinstance(words, str) else [str(word) for word in words]
         request = {"words": words, "ranks": ranks, "before": before, "log": str(folder / "log")}
         request |= {"cwd": str(cwd or folder), "timeout": timeout}
         zygote.stdin.write(json.dumps(request) + "\n")
         zygote.stdin.flush()
-        return Launched(zygote, folder / "log", json.loads(zygote.stdout.readline())["pids"])
+        running.append(Launched(zygote, folder / "log", json.loads(zygote.stdout.readline())["pids"]))
+        return running[-1]
 
     return start
 

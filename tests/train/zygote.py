@@ -1,8 +1,8 @@
 """Starts ranks in half a second: imports torch and the loop once, then forks the ranks of each request.
 
-Requests and answers are JSON lines on stdin and stdout. This process has one thread and opens no connection, so
-forking it is safe. The ranks run `course_lib.train.main.main`, as `python -m course_lib.train` does; `before` is
-Python source that each rank runs first, to observe or to break something.
+Requests and answers are JSON lines on stdin and stdout. This process has one thread and opens no connection,
+so forking it is safe. The ranks run `course_lib.train.main.main`, as `python -m course_lib.train` does;
+`before` is Python source that each rank runs first, to observe or to break something.
 """
 
 import json
@@ -46,7 +46,7 @@ def rank_main(request: dict, rank: int, port: int) -> int:
         return main(request["words"])
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
-    except BaseException:
+    except BaseException:  # noqa: BLE001  reported as Python itself would
         sys.excepthook(*sys.exc_info())
         return 1
 

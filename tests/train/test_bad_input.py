@@ -1,0 +1,153 @@
+"""Everything that cannot start: one full sentence, from rank 0 only, exit code 2, and nothing written."""
+
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from course_lib.train.cli import Help, parse
+from course_lib.train.config import check
+from course_lib.train.errors import ConfigError
+
+OPTIONS = [  # words, and what the sentence must say: known before torch starts anything
+    ("", "A recipe must come first (digits, mnist"),
+    ("--optim.lr 1", "A recipe must come first"),
+    ("digit", "There is no recipe 'digit'; the recipes are digits, mnist"),
+    ("digits --optim.lrr 1", "There is no option --optim.lrr; did you mean --optim.lr?"),
+    ("digits --lr 1", "There is no option --lr; did you mean --optim.lr?"),
+    ("digits --local-rank=0", "There is no option --local_rank"),
+    ("digits --optim.lr abc", "--optim.lr: could not convert string to float: 'abc'"),
+    ("digits --optim.lr", "--optim.lr"),
+    ("digits --optim.name foo", "'foo'"),
+    ("digits --data.strict yes", "The word 'yes' belongs to no option"),
+    ("digits --optim.lr 0", "--optim.lr must be greater than 0, but is 0.0."),
+    ("digits --optim.epochs 0", "--optim.epochs must be at least 1, but is 0."),
+    ("digits --optim.warmup_epochs 11", "between 0 and the 10 epochs"),
+    ("digits --optim.nesterov --optim.momentum 0", "needs a momentum greater than 0"),
+    ("digits --model.dropout 1", "--model.dropout must be at least 0 and less than 1"),
+    ("digits --model.width 0", "--model.width must be at least 1"),
+    ("digits --data.global_batch 0", "--data.global_batch must be at least 1"),
+    (
+        "digits --data.global_batch 64",
+        "64 cannot be divided among 3 ranks; --data.global_batch 63 or 66 would do.",
+    ),
+    ("digits --data.global_batch 2", "2 cannot be divided among 3 ranks; --data.global_batch 3 would do."),
+    ("digits --data.workers -1", "--data.workers must be at least 0"),
+    ("digits --run.timeout 0", "--run.timeout must be greater than 0"),
+    ("digits --run.keep 0", "--run.keep must be at least 1"),
+    ("digits --run.dir /etc/hostname", "--run.dir /etc/hostname is a file, not a folder."),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), OPTIONS)
+def test_options(words, said):
+    with pytest.raises(ConfigError) as caught:
+        check(parse(words.split()), world_size=3 if "3 ranks" in said else 1)
+    sentence = str(caught.value)
+    assert said in sentence
+    assert sentence[0].isupper() or sentence.startswith("--")
+    assert sentence.endswith((".", "?"))
+    assert "\n" not in sentence
+
+
+def test_help():
+    with pytest.raises(Help) as everything:
+        parse(["--help"])
+    assert "resnet50-a100" in str(everything.value)
+    assert "75 stopped" in str(everything.value)
+    with pytest.raises(Help) as one:
+        parse(["digits", "--help"])
+    assert "--data.global_batch" in str(one.value)
+
+
+def test_options_reach_the_configuration():
+    config = parse(
+        "digits --optim.lr 0.25 --data.global-batch=96 --data.strict --run.dir a/b --run.stop_after 3".split()
+    )
+    assert (config.optim.lr, config.data.global_batch, config.data.strict) == (0.25, 96, True)
+    assert (str(config.run.dir), config.run.stop_after, config.recipe) == ("a/b", 3, "digits")
+    assert parse(["resnet50-a100", "--data.root", "/data/imagenet"]).data.root == "/data/imagenet"
+
+
+def pictures(folder, names, count=1, size=(8, 8)):
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", size, (i * 40 % 256, 90, 200)).save(folder / name / f"{i}.jpg")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    base = tmp_path_factory.mktemp("folders")
+    (base / "empty").mkdir()
+    pictures(base / "uneven/train", ["a", "b"])
+    pictures(base / "uneven/val", ["a", "c"])
+    pictures(base / "no val/train", ["a", "b"])
+    (base / "void/train/a").mkdir(parents=True)
+    (base / "void/val/a").mkdir(parents=True)
+    (base / "strangers").mkdir()
+    (base / "strangers" / "thesis.txt").write_text("mine")
+    return base
+
+
+LATER = [  # found when the ranks are up already
+    (["--data.name", "imagefolder:nowhere"], "The image folder nowhere does not exist"),
+    (["--data.name", "imagefolder:empty"], "needs one folder of images for each class"),
+    (["--data.name", "imagefolder:uneven"], "differ in their classes: b, c."),
+    (["--data.name", "imagefolder:no val"], "has train but neither val nor test"),
+    (["--data.name", "imagefolder:void"], "needs one folder of images for each class"),
+    (["--data.name", "cifar"], "There is no data set 'cifar'; --data.name can be digits, mnist"),
+    (["--data.name", "synthetic:64"], "has no shape; write for example synthetic:3x224x224."),
+    (["--data.name", "synthetic:1x2x40"], "too narrow for the cnn"),
+    (["--data.side", "16"], "--data.side does not apply to digits"),
+    (
+        ["--data.global_batch", "1500"],
+        "larger than the 1437 training samples of digits; --data.global_batch 1436",
+    ),
+    (["--data.name", "mnist", "--data.strict"], "mnist could not be downloaded to data ("),
+    (["--model.name", "resnet18", "--data.global_batch", "359"], "has 1 samples for 1 ranks"),
+    (["--run.dir", "strangers"], "strangers is not empty and holds no run (it has thesis.txt)."),
+    (["--run.device", "cuda"], "torch sees no GPU here"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), LATER)
+def test_found_by_the_ranks(launch, folders, words, said):
+    if "cuda" in words and __import__("torch").cuda.is_available():
+        pytest.skip("there is a GPU")
+    before = sorted(str(path) for path in folders.rglob("*") if "data" not in path.parts)
+    done = launch(
+        ["digits", "--run.dir", "run", *words], ranks=1 if "1 ranks" in said else 2, cwd=folders, before=NO_NETWORK
+    )
+    assert done.codes[0] == 2
+    assert all(code in (2, -15) for code in done.codes)  # told to go by the launcher, or gone by itself
+    lines = [line for line in done.output(0).splitlines() if not line.startswith("[W")]
+    assert said in lines[-1]
+    assert len(lines) == 1
+    assert all(said not in done.output(rank) for rank in range(1, len(done.codes)))
+    after = sorted(str(path) for path in folders.rglob("*") if "data" not in path.parts)
+    assert after == before
+
+
+NO_NETWORK = """
+import urllib.request
+def refuse(*args, **kwargs):
+    raise OSError("no network in this test")
+urllib.request.urlopen = refuse
+"""
+
+
+def test_half_a_launcher(launch):
+    done = launch("digits", ranks=0, before="import os; os.environ['RANK'] = '0'")
+    assert done.codes == [2]
+    assert "only a part of the environment: LOCAL_RANK, WORLD_SIZE" in done.output()
+
+
+def test_the_real_command(tmp_path):
+    """`python -m course_lib.train`, as typed: the sentence on stderr, nothing on stdout, exit code 2."""
+    command = [sys.executable, "-m", "course_lib.train", "digits", "--optim.lrr", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "There is no option --optim.lrr; did you mean --optim.lr?\n"
+    assert list(tmp_path.iterdir()) == []

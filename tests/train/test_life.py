@@ -1,0 +1,197 @@
+"""A run's life: started, stopped by a signal, continued, refused, failed, killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from course_lib.train.record import TrainRun
+
+SHORT = "digits --model.width 4 --optim.epochs 2"  # 60 steps
+SLOW = """
+import time
+from course_lib.train import loop
+step = loop.seed_step
+def slow(*args):
+    time.sleep(0.05)
+    step(*args)
+loop.seed_step = slow
+"""
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def rows(folder):
+    path = folder / "metrics.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize(("number", "victim"), [(signal.SIGTERM, 1), (signal.SIGINT, 0), (signal.SIGUSR1, 1)])
+def test_signal_stops_all_and_the_run_goes_on(start, launch, tmp_path, read_rows, read_status, number, victim):
+    words = f"{SHORT} --run.dir {tmp_path / 'run'}"
+    running = start(words, ranks=2, before=SLOW)
+    wait_for(lambda: len(rows(tmp_path / "run")) > 5)
+    for _ in range(3):  # launchers repeat themselves
+        os.kill(running.pids[victim], number)
+    assert running.wait().codes == [75, 75], running.everything
+    status = read_status(tmp_path / "run")
+    assert status["status"] == "stopped"
+    assert status["why"] == f"rank {victim} received {signal.Signals(number).name}"
+    assert "Stopped (rank" in running.output(0)
+    step = status["step"]
+    assert step < 60
+    assert (tmp_path / "run" / "checkpoints" / f"step_{step:08d}" / "state.pt").exists()
+    assert launch(words, ranks=2).codes == [0, 0]
+    assert [row["step"] for row in read_rows(tmp_path / "run", "train")] == list(range(1, 61))
+    assert [row["step"] for row in read_rows(tmp_path / "run", "start")] == [0, step]
+    assert read_status(tmp_path / "run")["status"] == "finished"
+
+
+def test_kill_9_then_resume(start, launch, tmp_path, read_rows):
+    words = f"{SHORT} --run.dir {tmp_path / 'run'} --run.save_every 7"
+    running = start(words, ranks=2, before=SLOW)
+    wait_for(lambda: len(rows(tmp_path / "run")) > 11)
+    for pid in running.pids:
+        os.kill(pid, signal.SIGKILL)
+    assert running.wait().codes == [-9, -9]
+    dead = TrainRun.read(tmp_path / "run")
+    assert (dead.status, dead.why.split(",")[0]) == ("killed", "the processes ended without a word")
+    assert launch(words, ranks=2).codes == [0, 0]  # the lock died with its process
+    assert [row["step"] for row in read_rows(tmp_path / "run", "train")] == list(range(1, 61))
+    assert read_rows(tmp_path / "run", "start")[-1]["step"] >= 7
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
+
+
+def test_second_launch_is_refused(start, tmp_path, read_status):
+    folder = tmp_path / "run"
+    running = start(f"{SHORT} --run.dir {folder}", ranks=2, before=SLOW.replace("0.05", "1"))
+    wait_for(lambda: len(rows(folder)) > 1)
+    command = [sys.executable, "-m", "course_lib.train", *SHORT.split(), "--run.dir", str(folder)]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert second.returncode == 2
+    assert second.stderr.splitlines()[-1].startswith(f"Another launch is training in {folder} right now")
+    os.kill(running.pids[0], signal.SIGTERM)
+    assert running.wait().codes == [75, 75]
+    assert read_status(folder)["status"] == "stopped"
+
+
+@pytest.fixture(scope="module")
+def finished(launch, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    done = launch(f"digits --run.dir {folder}", ranks=2)
+    assert done.codes == [0, 0], done.everything
+    return folder, done
+
+
+def test_digits_are_learned(finished, read_rows):
+    folder, _ = finished
+    run = TrainRun.read(folder)
+    assert run.status == "finished"
+    assert run.accuracy >= 0.96
+    assert run.accuracy == read_rows(folder, "eval")[-1]["right"] / 360
+    assert run.losses[-1] < run.losses[0] / 5
+    assert len(run.losses) == len(run.steps) == 300
+    assert "0.9" in repr(run)
+    assert "<img" in run._repr_html_()
+
+
+def test_the_plan_is_printed_before_the_first_step(finished):
+    said = finished[1].output(0)
+    plan = said[: said.index("epoch   1")]
+    assert "48 = 24 per rank x 2 ranks, the last one of an epoch has 45" in plan
+    assert "30 an epoch x 10 epochs = 300" in plan
+    assert "38,282 parameters" in plan
+    assert f"{38282 * 4 / 2**20:.2f} MiB" in plan
+    assert "backend gloo" in plan or "backend nccl" in plan
+    assert str(finished[0]) in plan
+    assert finished[1].output(1) == ""  # only rank 0 speaks
+
+
+def test_what_a_run_folder_holds(finished):
+    folder, _ = finished
+    config = json.loads((folder / "config.json").read_text())
+    assert config["recipe"] == "digits"
+    assert config["config"]["optim"]["lr"] == 0.05
+    assert (config["ranks"], config["steps"], config["parameters"]) == (2, 300, 38282)
+    row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[1])
+    assert row.keys() == {"event", "step", "epoch", "loss", "lr", "samples_per_s", "data_wait"}
+    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == [
+        "step_00000270",
+        "step_00000300",
+    ]
+
+
+def test_finished_is_finished_and_more_epochs_go_on(finished, launch, read_rows):
+    folder, _ = finished
+    again = launch(f"digits --run.dir {folder}", ranks=2)
+    assert again.codes == [0, 0]
+    assert len(read_rows(folder, "train")) == 300
+    longer = launch(f"digits --run.dir {folder} --optim.epochs 11", ranks=3)
+    assert longer.codes == [0, 0, 0]
+    assert "comes from 2 ranks and 3 continue" in longer.output(0)
+    assert [row["step"] for row in read_rows(folder, "train")] == list(range(1, 331))
+    fewer = launch(f"digits --run.dir {folder} --optim.epochs 2", ranks=1)
+    assert fewer.codes == [2]
+    assert "has done 330 steps, more than the 60 of this launch" in fewer.output(0)
+
+
+def test_another_configuration_is_refused(finished, launch):
+    folder, _ = finished
+    kept = (folder / "config.json").read_bytes(), (folder / "status.json").read_bytes()
+    done = launch(f"digits --run.dir {folder} --optim.lr 0.2 --model.width 8 --run.keep 5", ranks=2)
+    assert done.codes[0] == 2
+    assert "model.width (16 there, 8 here); optim.lr (0.05 there, 0.2 here)" in done.output(0)
+    assert "run.keep" not in done.output(0)
+    assert kept == ((folder / "config.json").read_bytes(), (folder / "status.json").read_bytes())
+
+
+def test_a_broken_checkpoint_is_named(finished, launch):
+    folder, _ = finished
+    newest = max((folder / "checkpoints").iterdir())
+    state = (newest / "state.pt").read_bytes()
+    (newest / "state.pt").write_bytes(state[: len(state) // 2])
+    done = launch(f"digits --run.dir {folder} --optim.epochs 11", ranks=2)
+    (newest / "state.pt").write_bytes(state)
+    assert done.codes[0] == 2
+    assert f"The checkpoint {newest} cannot be read" in done.output(0)
+
+
+RAISE = """
+from course_lib.train import loop
+set_rate = loop.set_rate
+def bad(config, optimizer, step, *rest):
+    if rank == 1 and step == 5:
+        raise KeyError("bad sample 1234")
+    return set_rate(config, optimizer, step, *rest)
+loop.set_rate = bad
+"""
+
+
+def test_an_exception_names_its_rank(launch, tmp_path, read_status):
+    done = launch(f"{SHORT} --run.dir {tmp_path / 'run'}", ranks=3, before=RAISE)
+    assert done.codes[1] == 1
+    assert 0 not in done.codes
+    status = read_status(tmp_path / "run")
+    assert (status["status"], status["rank"]) == ("failed", 1)
+    assert status["why"] == "rank 1 raised KeyError: 'bad sample 1234'"
+    assert 'raise KeyError("bad sample 1234")' in status["traceback"] or "in bad" in status["traceback"]
+    assert status["step"] <= 5
+    assert "the processes" not in TrainRun.read(tmp_path / "run").why
+
+
+def test_a_vanished_rank_ends_the_run(launch, tmp_path, read_status):
+    vanish = RAISE.replace('raise KeyError("bad sample 1234")', "import os; os._exit(7)")
+    done = launch(f"{SHORT} --run.dir {tmp_path / 'run'}", ranks=2, before=vanish)
+    assert done.codes == [1, 7]
+    status = read_status(tmp_path / "run")
+    assert status["status"] == "failed"
+    assert status["why"].startswith("rank 0 lost the connection to another rank, which died or hangs")

@@ -1,0 +1,177 @@
+"""`train(...)` as a notebook calls it: the real torchrun, live progress, interrupt, failures."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import course_lib.train
+from course_lib import train
+from course_lib.train.curve import curve_svg
+from course_lib.train.display import Live, Progress
+from course_lib.train.errors import ConfigError
+from course_lib.train.notebook import TrainError, judge, spoken
+from course_lib.train.record import TrainRun
+
+SHORT = {"model.width": 4, "optim.epochs": 2}
+
+
+def test_the_package_is_also_a_function():
+    assert train is course_lib.train
+    assert callable(train)
+    code = "import sys; from course_lib import train; assert 'torch' not in sys.modules; print(callable(train))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n", done.stderr
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """One real call, in a fresh working folder, with what it printed."""
+    import contextlib
+    import io
+
+    said, before = io.StringIO(), Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("my course"))
+    try:
+        with contextlib.redirect_stdout(said):
+            run = train("digits", ranks=2, timeout=150, **SHORT, **{"optim.lr": 0.1})
+        yield run, said.getvalue(), Path.cwd()
+    finally:
+        os.chdir(before)
+
+
+def test_returns_the_run(trained):
+    run, _, folder = trained
+    assert isinstance(run, TrainRun)
+    assert run.status == "finished"
+    assert run.steps == list(range(1, 61))
+    assert run.losses[-1] < run.losses[0]
+    assert run.config["optim"]["lr"] == 0.1
+    assert 0 < run.accuracy <= 1
+    assert run.dir.parent == Path("runs")
+    assert run.dir.name.startswith("digits-")
+    assert "Finished" in (folder / run.dir / "output.log").read_text()
+
+
+def test_prints_the_command_and_progress(trained):
+    run, said, _ = trained
+    lines = said.splitlines()
+    assert lines[0] == (
+        "$ torchrun --standalone --nproc-per-node=2 -m course_lib.train digits --model.width 4 --optim.epochs 2 "
+        f"--optim.lr 0.1 --run.dir {run.dir}"
+    )
+    assert lines[1].startswith("starting the ranks")
+    assert "step 60/60" in lines[-1]
+
+
+def test_the_printed_command_works_in_a_terminal(trained):
+    """Typed again it continues: here, it finds everything done."""
+    _, said, folder = trained
+    words = said.splitlines()[0].removeprefix("$ torchrun ").split()
+    command = [sys.executable, "-m", "torch.distributed.run", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert "60, 60 are done" in done.stdout
+
+
+def test_bad_options_are_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for call, said in [
+        ({"optim.lrr": 1}, "did you mean --optim.lr?"),
+        ({"data.global_batch": 5}, "5 cannot be divided among 2 ranks"),
+    ]:
+        with pytest.raises(ConfigError, match="did you mean|divided") as caught:
+            train("digits", ranks=2, **call)
+        assert said in str(caught.value)
+    with pytest.raises(ConfigError, match="ranks must be a whole number"):
+        train("digits", ranks=0)
+    with pytest.raises(ConfigError, match="no recipe 'digts'"):
+        train("digts")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_ranks_refuse_is_one_sentence(trained):
+    run, _, _ = trained
+    with pytest.raises(ConfigError) as caught:
+        train("digits", ranks=2, timeout=150, dir=run.dir, **{"model.width": 8})
+    assert str(caught.value).startswith(f"{run.dir} holds a run of another configuration")
+    assert "\n" not in str(caught.value)
+    assert TrainRun.read(run.dir).status == "finished"
+
+
+def test_interrupt_saves_and_leaves_nothing(tmp_path, processes_with, capsys):
+    folder = tmp_path / "run"
+
+    def interrupt():
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").read_text().count("\n") > 3:
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        train("digits", ranks=2, timeout=170, dir=folder, **{"optim.epochs": 2000, "model.width": 4})
+    thread.join()
+    assert f"To continue: train(..., dir={str(folder)!r})" in capsys.readouterr().out
+    run = TrainRun.read(folder)
+    assert run.status == "stopped"
+    assert "received SIGTERM" in run.why
+    assert (folder / "checkpoints").exists()
+
+
+def failed_run(folder, **status):
+    from course_lib.train.folder import write_json
+
+    folder.mkdir()
+    write_json(folder / "config.json", {"recipe": "digits", "config": {}, "data": {"note": ""}, "steps": 9, "ranks": 2})
+    write_json(folder / "status.json", {"step": 3, **status})
+    return folder
+
+
+def test_a_failure_shows_the_culprits_traceback(tmp_path):
+    folder = failed_run(tmp_path / "a", status="failed", why="rank 1 raised KeyError: 'x'", traceback="Traceback: x")
+    with pytest.raises(TrainError) as caught:
+        judge(folder, 0, "")
+    assert str(caught.value) == "The run failed: rank 1 raised KeyError: 'x'.\n\nTraceback: x"
+    assert caught.value._render_traceback_() == [f"TrainError: {caught.value}"]
+
+
+def test_a_killed_run_shows_the_last_output(tmp_path):
+    folder = failed_run(tmp_path / "a", status="running", why="")
+    with pytest.raises(TrainError, match=r"without a word at step 3: .*kill -9(.|\n)*last words"):
+        judge(folder, 0, "first\nlast words")
+
+
+def test_spoken_leaves_out_torchruns_report():
+    output = "one\n\ntwo\nE1129 19:42:57.777000 10712 torch/x.py:1002] failed\nTraceback (most recent call last):\n"
+    assert spoken(output) == ["one", "two"]
+
+
+def test_curve():
+    import xml.etree.ElementTree as tree
+
+    svg = tree.fromstring(curve_svg([1, 2, 3, 4], [2.0, 1.0, float("nan"), 0.5], total=4))
+    (line,) = svg.findall("{http://www.w3.org/2000/svg}polyline")
+    points = [tuple(map(float, pair.split(","))) for pair in line.get("points").split()]
+    assert [x for x, _ in points] == sorted(x for x, _ in points)
+    heights = [y for _, y in points]
+    assert heights == sorted(heights)  # falling loss: y grows downwards
+    assert heights[1] - heights[0] == pytest.approx(heights[2] - heights[1])  # halves are equal on this axis
+    tree.fromstring(curve_svg([], [], total=4))
+
+
+def test_progress_in_words_and_html(trained):
+    run, _, _ = trained
+    bundle = Progress(run, 12.0)._repr_mimebundle_()
+    assert "step 60/60" in bundle["text/plain"]
+    assert 'src="data:image/svg+xml;base64,' in bundle["text/html"]
+    assert Progress(None, 3.0).text() == "starting the ranks ... 3 s"
+    assert not Live().notebook  # pytest is no kernel
