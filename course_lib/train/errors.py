@@ -3,3 +3,6 @@
 
 class ConfigError(Exception):
     """One full sentence that says what is wrong and what would do. The program prints it and exits with 2."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"ConfigError: {self}"]  # a notebook shows the sentence, not the frames of this library

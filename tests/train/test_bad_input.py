@@ -62,9 +62,8 @@ def test_help():
 
 
 def test_options_reach_the_configuration():
-    config = parse(
-        "digits --optim.lr 0.25 --data.global-batch=96 --data.strict --run.dir a/b --run.stop_after 3".split()
-    )
+    words = ["digits", "--optim.lr", "0.25", "--data.global-batch=96", "--data.strict", "--run.dir", "a/b"]
+    config = parse([*words, "--run.stop_after", "3"])
     assert (config.optim.lr, config.data.global_batch, config.data.strict) == (0.25, 96, True)
     assert (str(config.run.dir), config.run.stop_after, config.recipe) == ("a/b", 3, "digits")
     assert parse(["resnet50-a100", "--data.root", "/data/imagenet"]).data.root == "/data/imagenet"

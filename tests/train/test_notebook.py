@@ -29,6 +29,16 @@ def test_the_package_is_also_a_function():
     assert done.stdout == "True\n", done.stderr
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_agent_left():
+    """train() starts the course's helper process, which would live as long as this test process."""
+    from course_lib.launch import supervise
+
+    yield
+    if supervise._current is not None:
+        supervise._current.close()
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """One real call, in a fresh working folder, with what it printed."""
@@ -85,7 +95,7 @@ def test_bad_options_are_refused_before_anything_starts(tmp_path, monkeypatch):
         ({"optim.lrr": 1}, "did you mean --optim.lr?"),
         ({"data.global_batch": 5}, "5 cannot be divided among 2 ranks"),
     ]:
-        with pytest.raises(ConfigError, match="did you mean|divided") as caught:
+        with pytest.raises(ConfigError, match=r"did you mean|divided") as caught:
             train("digits", ranks=2, **call)
         assert said in str(caught.value)
     with pytest.raises(ConfigError, match="ranks must be a whole number"):
