@@ -1,0 +1,19 @@
+"""The judge: one specification for each exercise, one engine. `check.NAME(function)` in the last cell of each.
+
+A check that passes returns a Verdict, whose picture is a list of ticks; one that fails raises CheckFailed with
+the sentence that names the mistake.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from course_lib.check.engine import CheckFailed, Verdict, judge
+
+__all__ = ["CheckFailed", "Verdict", "judge", "ranks"]
+
+
+def ranks(read_environment: Callable[..., Any]) -> Verdict:
+    """Exercise 01: what a rank reads from the environment that torchrun made."""
+    from course_lib.check.specs.ranks import SPEC
+
+    return judge(SPEC, read_environment)

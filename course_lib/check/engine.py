@@ -1,0 +1,80 @@
+"""Judge a function: it runs in processes of its own on fresh inputs; what came out is compared out here."""
+
+import random
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from course_lib.check.spec import Answer, Case, Spec
+from course_lib.launch import RunError, run
+from course_lib.launch.pickling import cell_names
+
+
+class CheckFailed(AssertionError):
+    """The answer is not right; the text says what is wrong and why. `mistake` is its name, when it has one."""
+
+    def __init__(self, text: str, mistake: str | None = None) -> None:
+        super().__init__(text)
+        self.mistake = mistake
+
+    def _render_traceback_(self) -> list[str]:
+        return ["", f"✘ {self}"]
+
+
+@dataclass
+class Verdict:
+    """What was found: a line for each group of cases."""
+
+    name: str
+    points: int
+    lines: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return "\n".join([*(f"✔ {line}" for line in self.lines), f"The checks passed: {self.points} points."])
+
+
+def judge(spec: Spec, fn: Callable[..., Any], seed: int | None = None) -> Verdict:
+    """Run `fn` on the cases of `spec` and compare. Raises CheckFailed at the first case that is wrong."""
+    if not callable(fn):
+        raise CheckFailed(f"{spec.function} must be a function, and is a {type(fn).__name__}.")
+    cases = spec.cases(random.Random(seed))
+    answers = _answers(spec, fn, [case.inputs for case in cases])
+    counted: dict[str, int] = {}
+    for case, answer in zip(cases, answers, strict=True):
+        if answer.error == "NotImplementedError":
+            raise CheckFailed(f"{spec.function} is still the stub: write it in the cell above.", "stub")
+        if wrong := spec.compare(case, answer):
+            raise _failure(spec, case, answer, wrong)
+        counted[case.group] = counted.get(case.group, 0) + 1
+    lines = [f"{group} ({count} case{'s' * (count > 1)})" for group, count in counted.items()]
+    return Verdict(spec.name, spec.points, lines)
+
+
+def _failure(spec: Spec, case: Case, answer: Answer, wrong: str) -> CheckFailed:
+    found = next((mistake for mistake in spec.mistakes if mistake.fits(case, answer)), None)
+    text = f"{case.story}: {wrong}"
+    if answer.error and answer.where:
+        text += f"\n  raised at {answer.where}"
+    return CheckFailed(f"{text}\n{found.says}" if found else text, found.name if found else None)
+
+
+def _answers(spec: Spec, fn: Callable, inputs: list[tuple]) -> list[Answer]:
+    try:
+        return run(_call_all, 1, args=(fn, inputs, cell_names()), timeout=spec.seconds, quiet=True).results[0]
+    except RunError as error:
+        raise CheckFailed(f"{spec.function} did not come back.\n{error}", "no_answer") from None
+
+
+def _call_all(fn: Callable, inputs: list[tuple], cells: dict[str, str]) -> list[Answer]:
+    """In the learner's process: call, and keep the answer or the error of each call."""
+    answers = []
+    for values in inputs:
+        try:
+            answers.append(Answer(fn(*values)))
+        except Exception as error:  # noqa: BLE001 - whatever the learner's code raises is its answer
+            frames = traceback.extract_tb(error.__traceback__)[1:]
+            where = f"{cells.get(frames[-1].filename) or Path(frames[-1].filename).name}, line {frames[-1].lineno}"
+            answers.append(Answer(None, type(error).__name__, str(error), where if frames else ""))
+    return answers
