@@ -63,8 +63,8 @@ print("in the notebook:", found)
 # The usual build of Python runs the byte code of one thread at a time, because of the *global interpreter
 # lock* (GIL). Processes have one interpreter each, and with it one lock each.
 #
-# **Predict:** counting down from twenty million twice, once one after the other, then in two threads, then on two ranks. What
-# times do you expect relative to the first one?
+# **Predict:** we count down from twenty million twice: one after the other, then in two threads, then on two
+# ranks. What times do you expect, relative to the first?
 
 # %%
 import time

@@ -80,15 +80,15 @@ def _by_get(env, gpus):
     assert isinstance(number["RANK"], int)
     if 0 < gpus <= number["LOCAL_RANK"]:
         raise ValueError("not enough GPUs")
-    return dict(
-        rank=number["RANK"],
-        world_size=number["WORLD_SIZE"],
-        local_rank=number["LOCAL_RANK"],
-        node=int(env.get("GROUP_RANK") or 0),
-        device="cpu" if gpus == 0 else "cuda:" + str(number["LOCAL_RANK"]),
-        writes_log=not number["RANK"],
-        downloads=not number["LOCAL_RANK"],
-    )
+    return {
+        "rank": number["RANK"],
+        "world_size": number["WORLD_SIZE"],
+        "local_rank": number["LOCAL_RANK"],
+        "node": int(env.get("GROUP_RANK") or 0),
+        "device": "cpu" if gpus == 0 else "cuda:" + str(number["LOCAL_RANK"]),
+        "writes_log": not number["RANK"],
+        "downloads": not number["LOCAL_RANK"],
+    }
 
 
 def _by_cases(env, gpus):
