@@ -27,6 +27,9 @@ _GONE_LIMIT = 30.0
 class AgentDied(RuntimeError):
     """The helper process was killed from outside; its runs have been swept away."""
 
+    def _render_traceback_(self) -> list[str]:
+        return ["", str(self)]
+
 
 class Supervisor:
     """Owns the agent process of this process. Use `supervisor()` to get it."""

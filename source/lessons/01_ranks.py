@@ -36,6 +36,9 @@ for pid, rank, local_rank, world_size in run(who_am_i, ranks=3).results:
 # Only WORLD_SIZE. Three processes, three numbers. The variables were set by **`torchrun`**, which started the
 # processes. You never set RANK by hand.
 #
+# (`run` uses `torchrun`'s own code, with two short cuts that save seconds at each call: the ranks are *forked* from a
+# helper process, in which torch is imported already. `run(..., start="torchrun")` uses the plain command instead.)
+#
 # ## Nothing is shared
 #
 # **Predict:** each rank adds its own number to the list. What is in the list of rank 2? What is in the list
