@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -57,9 +58,7 @@ class Lab:
             Path(path).mkdir()
         quiet = Path(own["JUPYTERLAB_SETTINGS_DIR"], "@jupyterlab", "apputils-extension")
         quiet.mkdir(parents=True)
-        (quiet / "notification.jupyterlab-settings").write_text(
-            '{"fetchNews": "false", "checkForUpdates": false}'
-        )
+        (quiet / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "checkForUpdates": false}')
         return {**os.environ, **own, _TAG: self.tag, "OMP_NUM_THREADS": "1"}
 
     def _is_up(self) -> bool:
@@ -96,6 +95,18 @@ class Lab:
             if "ipykernel_launcher" not in line:
                 lines.append(f"{process.pid} {line}")
         return lines
+
+    def end_kernels(self) -> None:
+        """Shut all kernels down; what they had started must end, too."""
+        for session in self._ask("GET", "sessions"):
+            self._ask("DELETE", f"sessions/{session['id']}")
+        self.until(lambda: not self.processes(), 20, "the kernels and all that they started end")
+
+    def _ask(self, method: str, what: str):
+        headers = {"Authorization": f"token {self.token}"}
+        request = urllib.request.Request(f"{self.address}/api/{what}", method=method, headers=headers)
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.loads(answer.read() or "null")
 
     def write(self, name: str, *cells: str) -> Path:
         """A small notebook made for a test."""
@@ -162,6 +173,7 @@ def desk(lab, browser, request):
     yield at_desk
     at_desk.shoot(f"last_{request.node.name}")
     page.close()
+    lab.end_kernels()
 
 
 class Desk:
@@ -185,6 +197,12 @@ class Desk:
         """Choose from the menu bar; `item` is a label's beginning."""
         self.page.locator("#jp-MainMenu .lm-MenuBar-itemLabel", has_text=name).first.click()
         self.page.locator(".lm-Menu-itemLabel", has_text=item).first.click()
+
+    def answer(self, question: str, button: str) -> None:
+        """Answer a dialog, and see it go."""
+        dialog = self.page.locator(".jp-Dialog", has_text=question)
+        dialog.locator("button", has_text=button).click()
+        dialog.wait_for(state="detached")
 
     def save(self, file: Path) -> nbformat.NotebookNode:
         """Save, and read back what is on the disk."""

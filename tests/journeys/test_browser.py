@@ -5,7 +5,7 @@ import textwrap
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(400)]
 LESSON = "00_start_here.ipynb"
 
 PASS_ON = """\
@@ -37,7 +37,9 @@ run(linger, ranks=2, timeout=90)"""
 
 
 def errors(cells):
-    return [output for cell in cells for output in cell.outputs if output.output_type == "error"]
+    """Error outputs, but for cells that are there to fail."""
+    wanted = [cell for cell in cells if "raises-exception" not in cell.metadata.get("tags", [])]
+    return [output for cell in wanted for output in cell.outputs if output.output_type == "error"]
 
 
 def test_lesson_00_runs_from_top_to_bottom(lab, desk, root):
@@ -46,7 +48,7 @@ def test_lesson_00_runs_from_top_to_bottom(lab, desk, root):
     file = lab.folder / "notebooks" / LESSON
     desk.open(f"notebooks/{LESSON}")
     desk.shoot("lesson_00_opened")
-    cells = desk.run_all(file, 120)
+    cells = desk.run_all(file, 240)
     desk.shoot("lesson_00_end")
     assert errors(cells) == []
     assert any(cell.outputs for cell in cells)
@@ -62,11 +64,12 @@ def test_a_stepper_moves_and_goes_on_moving_without_a_kernel(lab, desk):
 
     desk.save(file)
     desk.menu("File", "Close and Shut Down Notebook")
-    desk.page.locator(".jp-Dialog button", has_text="Ok").click()
+    desk.answer("shut down", "Ok")
     lab.until(lambda: not lab.processes(), 20, "the kernel ends")
     desk.page.route("**/api/sessions*", lambda route: _refuse_to_start(route))
     desk.open("stepper.ipynb", idle=False)
-    desk.page.locator(".jp-Dialog", has_text="no kernels today").locator("button", has_text="Ok").click()
+    desk.answer("no kernels today", "Ok")
+    desk.answer("Select kernel for", "No Kernel")
     moves_with_arrow_keys(desk, "stepper_without_kernel")
     assert lab.processes() == []
 
@@ -109,9 +112,7 @@ def moves_with_arrow_keys(desk, name):
 @pytest.fixture
 def lingering(lab, desk):
     """A notebook whose first cell is in the middle of a run; gives the processes of the two ranks."""
-    file = lab.write(
-        "linger.ipynb", LINGER, textwrap.dedent("run(lambda: dist.get_rank() * 10, ranks=2).results")
-    )
+    file = lab.write("linger.ipynb", LINGER, textwrap.dedent("run(lambda: dist.get_rank() * 10, ranks=2).results"))
     pids = [lab.folder / f"rank{rank}.pid" for rank in range(2)]
     for pid in pids:
         pid.unlink(missing_ok=True)
@@ -127,7 +128,7 @@ def test_restart_in_the_middle_of_a_run_leaves_nothing(lab, desk, lingering):
     assert len(lab.beside_kernels()) >= 2
     desk.shoot("restart_before")
     desk.menu("Kernel", "Restart Kernel…")
-    desk.page.locator(".jp-Dialog button", has_text="Restart").click()
+    desk.answer("restart the kernel", "Restart")
     lab.until(lambda: not any(rank.is_running() for rank in ranks), 20, "the ranks end")
     lab.until(lambda: not lab.beside_kernels(), 20, f"nothing is left of {lab.beside_kernels()}")
     desk.wait_idle(60)
