@@ -37,7 +37,8 @@ def main(words: list[str] | None = None) -> int:
         check(config, environment.read_launcher()[2])
         with environment.start(config.run.device, config.run.timeout) as env:
             job = prepare(config, env)
-            with failure_noted(job.folder, env.rank), listening() as request:
+            # Signals outermost: the launcher's SIGTERM to the survivors must not cut off the note of a failure.
+            with listening() as request, failure_noted(job.folder, env.rank):
                 env.say(plan(job))
                 journal = Journal(job)
                 why = fit(job, journal, request)

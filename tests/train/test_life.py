@@ -178,7 +178,7 @@ loop.set_rate = bad
 
 def test_an_exception_names_its_rank(launch, tmp_path, read_status):
     done = launch(f"{SHORT} --run.dir {tmp_path / 'run'}", ranks=3, before=RAISE)
-    assert done.codes[1] == 1
+    assert done.codes[1] in (1, -15)
     assert 0 not in done.codes
     status = read_status(tmp_path / "run")
     assert (status["status"], status["rank"]) == ("failed", 1)
@@ -191,7 +191,8 @@ def test_an_exception_names_its_rank(launch, tmp_path, read_status):
 def test_a_vanished_rank_ends_the_run(launch, tmp_path, read_status):
     vanish = RAISE.replace('raise KeyError("bad sample 1234")', "import os; os._exit(7)")
     done = launch(f"{SHORT} --run.dir {tmp_path / 'run'}", ranks=2, before=vanish)
-    assert done.codes == [1, 7]
+    assert done.codes[1] == 7
+    assert done.codes[0] in (1, -15)  # by its own error, or by the launcher right after it
     status = read_status(tmp_path / "run")
     assert status["status"] == "failed"
     assert status["why"].startswith("rank 0 lost the connection to another rank, which died or hangs")
