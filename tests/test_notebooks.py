@@ -45,9 +45,7 @@ def course(tmp_path: Path, root: Path) -> Path:
 
 
 def files(course: Path) -> dict[str, bytes]:
-    return {
-        p.relative_to(course).as_posix(): p.read_bytes() for p in sorted(course.rglob("*")) if p.is_file()
-    }
+    return {p.relative_to(course).as_posix(): p.read_bytes() for p in sorted(course.rglob("*")) if p.is_file()}
 
 
 def cells(path: Path) -> list[dict]:
@@ -224,9 +222,7 @@ def test_exercises_hold_no_line_of_their_solutions(built):
     for name, exercise in built.items():
         if not name.startswith("exercises/"):
             continue
-        released = {
-            cell.metadata.nbgrader.grade_id: cell for cell in exercise.cells if "nbgrader" in cell.metadata
-        }
+        released = {cell.metadata.nbgrader.grade_id: cell for cell in exercise.cells if "nbgrader" in cell.metadata}
         for cell in built[name.replace("exercises/", "solutions/")].cells:
             kept, secret = split(cell.source)
             if secret:

@@ -91,10 +91,7 @@ class Toy:
         (self.folder / "requirements.txt").write_text(f"./{name}-1.0-py3-none-any.whl\n")
 
     def imports(self, name: str) -> bool:
-        return (
-            subprocess.run([self.python, "-c", f"import {name}"], cwd="/", capture_output=True).returncode
-            == 0
-        )
+        return subprocess.run([self.python, "-c", f"import {name}"], cwd="/", capture_output=True).returncode == 0
 
 
 @pytest.fixture

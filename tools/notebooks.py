@@ -98,9 +98,7 @@ def update(root: Path, only: tuple[str, ...] = FOLDERS) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make the notebooks from their sources.")
-    parser.add_argument(
-        "--only", nargs="+", choices=FOLDERS, default=FOLDERS, help="which folders (default: all)"
-    )
+    parser.add_argument("--only", nargs="+", choices=FOLDERS, default=FOLDERS, help="which folders (default: all)")
     try:
         done = update(ROOT, tuple(parser.parse_args().only))
     except (SourceError, PermissionError) as problem:

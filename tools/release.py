@@ -23,9 +23,7 @@ def release(solutions: dict[str, NotebookNode], config_file: Path, folder: Path)
     from nbgrader.coursedir import CourseDirectory
 
     config = PyFileConfigLoader(config_file.name, path=str(config_file.parent)).load_config()
-    config.merge(
-        Config({"SaveCells": {"enabled": False}, "GenerateAssignment": {"no_database": True, "force": True}})
-    )
+    config.merge(Config({"SaveCells": {"enabled": False}, "GenerateAssignment": {"no_database": True, "force": True}}))
     log = logging.getLogger("nbgrader.release")
     log.setLevel(logging.ERROR)
     exercises = {}
@@ -36,9 +34,7 @@ def release(solutions: dict[str, NotebookNode], config_file: Path, folder: Path)
         try:
             GenerateAssignment(coursedir=course, config=config, log=log).start()
         except NbGraderException as problem:
-            raise SourceError(
-                f"{notebook.metadata.course.source}: nbgrader refuses it: {problem}"
-            ) from problem
+            raise SourceError(f"{notebook.metadata.course.source}: nbgrader refuses it: {problem}") from problem
         made = nbformat.read(folder / "exercises" / name / f"{name}.ipynb", as_version=4)
         if any(BEGIN in cell.source for cell in made.cells):
             raise SourceError(f"{notebook.metadata.course.source}: nbgrader left a part of the solution in.")

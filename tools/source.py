@@ -49,9 +49,7 @@ def read_source(path: Path, root: Path) -> NotebookNode:
         found = _cell_faults(cell, exercise)
         grade_ids += [cell.metadata[kind] for kind in KINDS if kind in cell.metadata]
         faults += [f"cell {number} {fault}" for fault in found]
-    faults += [
-        f"uses the grade id {name!r} twice" for name in sorted(set(grade_ids)) if grade_ids.count(name) > 1
-    ]
+    faults += [f"uses the grade id {name!r} twice" for name in sorted(set(grade_ids)) if grade_ids.count(name) > 1]
     if faults:
         raise SourceError("\n".join(f"{where}: {fault}." for fault in faults))
     for cell in notebook.cells:
@@ -73,9 +71,7 @@ def pin(notebook: NotebookNode, source: str) -> NotebookNode:
         cell.id = name if seen[name] == 1 else f"{name}-{seen[name]}"
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    notebook.metadata = nbformat.from_dict(
-        {**PINNED, "course": {"source": source, "text": text_hash(notebook)}}
-    )
+    notebook.metadata = nbformat.from_dict({**PINNED, "course": {"source": source, "text": text_hash(notebook)}})
     nbformat.validate(notebook)
     return notebook
 
@@ -116,9 +112,7 @@ def _cell_faults(cell: NotebookNode, exercise: bool) -> list[str]:
     kinds = [kind for kind in KINDS if kind in options]
     unknown = sorted(set(options) - ALLOWED)
     if unknown:
-        faults.append(
-            f"has {', '.join(unknown)!r} after '# %%'; known are solution, graded, points, locked, tags"
-        )
+        faults.append(f"has {', '.join(unknown)!r} after '# %%'; known are solution, graded, points, locked, tags")
     if not cell.source.strip():
         faults.append("is empty")
     if kinds and not exercise:
