@@ -223,6 +223,11 @@ class Desk:
                 return cells
             assert time.monotonic() < deadline, "cells did not run"
 
+    def run_cell(self, number: int) -> None:
+        """Run one code cell, counted from 0."""
+        self.page.locator(".jp-CodeCell").nth(number).click()
+        self.menu("Run", "Run Selected Cell")
+
     def shoot(self, name: str) -> None:
         """A screenshot for people; kept as an artefact, not in git."""
         folder = ROOT / "artifacts" / "browser"

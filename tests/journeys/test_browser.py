@@ -1,7 +1,5 @@
 """The course in a real browser: lesson 00, a picture that moves, and runs that are stopped half-way."""
 
-import textwrap
-
 import psutil
 import pytest
 
@@ -109,41 +107,38 @@ def moves_with_arrow_keys(desk, name):
     assert place.inner_text() == "2 / 4"
 
 
-@pytest.fixture
-def lingering(lab, desk):
-    """A notebook whose first cell is in the middle of a run; gives the processes of the two ranks."""
-    file = lab.write("linger.ipynb", LINGER, textwrap.dedent("run(lambda: dist.get_rank() * 10, ranks=2).results"))
-    pids = [lab.folder / f"rank{rank}.pid" for rank in range(2)]
-    for pid in pids:
-        pid.unlink(missing_ok=True)
+def test_runs_stopped_half_way_leave_nothing(lab, desk):
+    """Interrupt a run, use the kernel again, then restart it in the middle of the next run."""
+    file = lab.write("linger.ipynb", LINGER, "run(lambda: dist.get_rank() * 10, ranks=2).results")
     desk.open("linger.ipynb")
-    desk.page.locator(".jp-CodeCell").first.click()
-    desk.menu("Run", "Run Selected Cell")
-    lab.until(lambda: all(pid.exists() and pid.read_text() for pid in pids), 60, "two ranks run")
-    return file, [psutil.Process(int(pid.read_text())) for pid in pids]
+    ranks = begin_lingering(lab, desk)
+    desk.menu("Kernel", "Interrupt Kernel")
+    lab.until(lambda: not any(rank.is_running() for rank in ranks), 20, "the ranks end")
+    desk.wait_idle(30)
+    desk.shoot("interrupt_after")
 
+    desk.run_cell(1)
+    desk.page.get_by_text("[0, 10]").wait_for(timeout=60_000)
+    first, second = [cell for cell in desk.save(file).cells if cell.cell_type == "code"][:2]
+    assert [error.ename for error in errors([first])] == ["RunInterrupted"]
+    assert errors([second]) == []
 
-def test_restart_in_the_middle_of_a_run_leaves_nothing(lab, desk, lingering):
-    _, ranks = lingering
+    ranks = begin_lingering(lab, desk)
     assert len(lab.beside_kernels()) >= 2
     desk.shoot("restart_before")
     desk.menu("Kernel", "Restart Kernel…")
     desk.answer("restart the kernel", "Restart")
     lab.until(lambda: not any(rank.is_running() for rank in ranks), 20, "the ranks end")
-    lab.until(lambda: not lab.beside_kernels(), 20, f"nothing is left of {lab.beside_kernels()}")
+    lab.until(lambda: not lab.beside_kernels(), 20, "the restart leaves nothing but the new kernel")
     desk.wait_idle(60)
     desk.shoot("restart_after")
 
 
-def test_interrupt_stops_the_run_and_the_next_one_works(lab, desk, lingering):
-    file, ranks = lingering
-    desk.menu("Kernel", "Interrupt Kernel")
-    lab.until(lambda: not any(rank.is_running() for rank in ranks), 20, "the ranks end")
-    desk.wait_idle(30)
-    desk.shoot("interrupt_after")
-    desk.page.locator(".jp-CodeCell").nth(1).click()
-    desk.menu("Run", "Run Selected Cell")
-    desk.page.get_by_text("[0, 10]").wait_for(timeout=60_000)
-    first, second = [cell for cell in desk.save(file).cells if cell.cell_type == "code"][:2]
-    assert [error.ename for error in errors([first])] == ["RunInterrupted"]
-    assert errors([second]) == []
+def begin_lingering(lab, desk):
+    """Start the first cell; when both of its ranks run, give their processes."""
+    files = [lab.folder / f"rank{rank}.pid" for rank in range(2)]
+    for file in files:
+        file.unlink(missing_ok=True)
+    desk.run_cell(0)
+    lab.until(lambda: all(file.exists() and file.read_text() for file in files), 60, "two ranks run")
+    return [psutil.Process(int(file.read_text())) for file in files]
