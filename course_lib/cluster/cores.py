@@ -35,8 +35,6 @@ def threads(number: int | None = None, setting: str | None = None) -> Finding:
         return problem("cores and threads", text, "unset OMP_NUM_THREADS, or export OMP_NUM_THREADS=1.")
     each = int(setting)
     if each > 1 and 2 * each > number:
-        text = (
-            f"{many}, but with OMP_NUM_THREADS={each} 2 ranks run {2 * each} threads and hinder each other."
-        )
+        text = f"{many}, but with OMP_NUM_THREADS={each} 2 ranks run {2 * each} threads and hinder each other."
         return note("cores and threads", text, "export OMP_NUM_THREADS=1.")
     return ok("cores and threads", f"{many}; OMP_NUM_THREADS={each}: each rank computes with {each}.")

@@ -54,9 +54,7 @@ def _torch(look: Callable[[], dict[str, Any]]) -> list[Finding]:
     try:
         found = look()
     except probe.ProbeFailed as error:
-        return [
-            problem("torch", f"{error}.", "call make lab, which installs it; a network disk makes it slow.")
-        ]
+        return [problem("torch", f"{error}.", "call make lab, which installs it; a network disk makes it slow.")]
     return [*versions.packages(found), backends(found)]
 
 

@@ -37,9 +37,7 @@ def _within_limit(check: Check) -> Findings:
             where = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__}: {error} ({where.filename}, line {where.lineno})"
             text = f"the check itself failed: {what}."
-            box.append(
-                problem(check.name, text, "see the lines around it; if they are ok, please report this.")
-            )
+            box.append(problem(check.name, text, "see the lines around it; if they are ok, please report this."))
 
     # A daemon: a thread that hangs cannot be stopped, but this one does not keep the program from ending.
     thread = threading.Thread(target=work, daemon=True)

@@ -52,9 +52,7 @@ def _without(found: dict[str, Any], driver: str | child.Answer | None, devices: 
     if isinstance(driver, str):
         if not found["built_for"]:
             cure = "install a torch with CUDA: pip install torch, without an index of CPU wheels."
-            return problem(
-                "GPU", f"there is one (driver {driver}), but this torch is for the CPU only.", cure
-            )
+            return problem("GPU", f"there is one (driver {driver}), but this torch is for the CPU only.", cure)
         text = f"there is one, but torch for CUDA {found['built_for']} cannot use driver {driver}."
         cure = "update the driver (nvidia-smi shows its CUDA version), and look at CUDA_VISIBLE_DEVICES."
         return problem("GPU", text, cure)

@@ -8,9 +8,7 @@ from course_lib.cluster.finding import Finding, note, ok, problem
 
 WANTED = 4  # ranks in most lessons; some show 8
 _GROUP = Path("/sys/fs/cgroup")
-_CURE = (
-    "close other programs, shut down idle notebooks (JupyterLab: Running), or give the container more memory."
-)
+_CURE = "close other programs, shut down idle notebooks (JupyterLab: Running), or give the container more memory."
 
 
 def free_bytes() -> int:

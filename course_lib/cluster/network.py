@@ -32,9 +32,7 @@ def default_port(number: int = DEFAULT_PORT) -> Finding:
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
         text = f"{number} is taken by another program" if taken else f"{number} cannot be opened ({error})"
-        return note(
-            "default port", f"{text}.", "start torchrun with --standalone, or choose another --master-port."
-        )
+        return note("default port", f"{text}.", "start torchrun with --standalone, or choose another --master-port.")
 
 
 def host_name(
@@ -47,9 +45,7 @@ def host_name(
     took = time.monotonic() - began
     cure = f"add the line '127.0.1.1 {name}' to /etc/hosts, or set GLOO_SOCKET_IFNAME to the right interface."
     if answer is None:
-        text = (
-            f"the address of {name!r} was not found within {limit:g} s: each start of ranks will wait for it."
-        )
+        text = f"the address of {name!r} was not found within {limit:g} s: each start of ranks will wait for it."
         return problem("host name", text, cure)
     if isinstance(answer, OSError):
         return problem("host name", f"{name!r} has no address ({answer.strerror or answer}).", cure)

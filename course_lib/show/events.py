@@ -87,9 +87,7 @@ def _transfers(calls: list[Message]) -> Iterable[Transfer]:
         yield Transfer(waiting.popleft() if waiting else None, call)
     # A receive from any rank gets what the named receives left over, the earliest first.
     for call in from_anyone:
-        fitting = [
-            queue for (_, dst, tag, _), queue in sent.items() if queue and (dst, tag) == (call.rank, call.tag)
-        ]
+        fitting = [queue for (_, dst, tag, _), queue in sent.items() if queue and (dst, tag) == (call.rank, call.tag)]
         first = min(fitting, key=lambda queue: queue[0].start, default=None)
         yield Transfer(first.popleft() if first else None, call)
     for queue in sent.values():

@@ -52,9 +52,7 @@ class Lanes:
             x = self.x(tick / 1000)
             shapes.append(Line(x, TOP, x, self.bottom, "grid"))
             shapes.append(Text(x, self.bottom + 16, f"{tick:.10g}", "small", "middle"))
-        shapes.append(
-            Text((LEFT + WIDTH - RIGHT) / 2, self.bottom + 36, "ms since the ranks began", "small", "middle")
-        )
+        shapes.append(Text((LEFT + WIDTH - RIGHT) / 2, self.bottom + 36, "ms since the ranks began", "small", "middle"))
         return shapes
 
 

@@ -33,9 +33,7 @@ def loss(*runs: TrainRun | Path | str, labels: Sequence[str] = ()) -> Picture:
     tested = any(run.rows("eval") for run in read)
     size = (_WIDTH / 100, 5.4 if tested else 4.0)
     figure = Figure(figsize=size, dpi=200, facecolor="white", layout="constrained")
-    panels = figure.subplots(
-        2 if tested else 1, sharex=True, squeeze=False, height_ratios=[5, 2][: 1 + tested]
-    )
+    panels = figure.subplots(2 if tested else 1, sharex=True, squeeze=False, height_ratios=[5, 2][: 1 + tested])
     axes = list(panels[:, 0])
     for k, (run, name) in enumerate(zip(read, names, strict=True)):
         colour, dash = _STYLES[k % len(_STYLES)]

@@ -14,9 +14,7 @@ def hover(call: Message) -> str:
     """The text that a call's bar shows under the mouse: operation, bytes, source line, times."""
     other = "" if call.peer is None else f" {_direction(call)} rank {call.peer}"
     end = "never finished" if call.end is None else f"to {call.end * 1000:,.3f} ms"
-    return (
-        f"rank {call.rank}: {call.op}{other}, {call.nbytes:,} B\n{call.where}\n{call.start * 1000:,.3f} {end}"
-    )
+    return f"rank {call.rank}: {call.op}{other}, {call.nbytes:,} B\n{call.where}\n{call.start * 1000:,.3f} {end}"
 
 
 def _direction(call: Message) -> str:
@@ -38,9 +36,7 @@ def _transfer(event: Transfer) -> str:
         return f"{text}: the receive at {recv.where} never finished"
     text += f": {words.duration(recv.end - send.start)}"
     if recv.op == "recv" and recv.start < send.start:
-        text += (
-            f"; rank {event.dst} had waited {words.duration(send.start - recv.start)} for it ({recv.where})"
-        )
+        text += f"; rank {event.dst} had waited {words.duration(send.start - recv.start)} for it ({recv.where})"
     elif send.op == "send" and send.start < recv.start:
         text += f", of which {words.duration(recv.start - send.start)} until rank {event.dst} was ready"
     return text + (f"; {_unequal(send, recv)}" if recv.nbytes != send.nbytes else "")

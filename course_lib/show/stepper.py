@@ -23,9 +23,7 @@ class Stepper:
     text       the same as plain text, for terminals
     """
 
-    def __init__(
-        self, frames: Sequence[str], captions: Sequence[str], still: bytes, alt: str, text: str = ""
-    ):
+    def __init__(self, frames: Sequence[str], captions: Sequence[str], still: bytes, alt: str, text: str = ""):
         if not captions:
             raise ValueError("A stepper needs at least one caption, that of the whole picture.")
         if len(frames) not in (1, len(captions)):

@@ -15,9 +15,7 @@ _ALIGN = {"start": "left", "middle": "center", "end": "right"}
 
 def png(canvas: Canvas, scale: float = 1.5) -> bytes:
     """The canvas on white, `scale` dots a pixel. Figure, not pyplot: the learner's figures stay."""
-    figure = Figure(
-        figsize=(canvas.width / _DOTS, canvas.height / _DOTS), dpi=_DOTS * scale, facecolor="white"
-    )
+    figure = Figure(figsize=(canvas.width / _DOTS, canvas.height / _DOTS), dpi=_DOTS * scale, facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, canvas.width), ylim=(canvas.height, 0))
     axes.axis("off")

@@ -46,6 +46,4 @@ def head_points(line: Line, size: float = 9.0) -> list[tuple[float, float]]:
         s = size * 0.6
         return [(x - s, y - s), (x + s, y + s), (x - s, y + s), (x + s, y - s)]
     angle = math.atan2(line.y2 - line.y1, line.x2 - line.x1)
-    return [(x, y)] + [
-        (x - size * math.cos(angle + turn), y - size * math.sin(angle + turn)) for turn in (-0.4, 0.4)
-    ]
+    return [(x, y)] + [(x - size * math.cos(angle + turn), y - size * math.sin(angle + turn)) for turn in (-0.4, 0.4)]

@@ -69,14 +69,10 @@ def _collective(lanes: Lanes, event: Collective, step: int) -> list[Shape]:
     stuck = bool(event.missing) or any(call.end is None for call in event.calls)
     x = lanes.x(event.ready)
     right = WIDTH - RIGHT if stuck else lanes.x(max(call.end for call in event.calls))
-    shapes: list[Shape] = [
-        Rect(x, top, max(right - x, 2.0), bottom - top, "band", step, sentences.caption(event))
-    ]
+    shapes: list[Shape] = [Rect(x, top, max(right - x, 2.0), bottom - top, "band", step, sentences.caption(event))]
     for call in event.calls:
         ready = float("inf") if event.missing else event.ready
         shapes += _parts(lanes, call, ready, "group", step)
     for rank in event.missing:
-        shapes.append(
-            Line(x, lanes.y(rank), x, lanes.y(rank), "lost", step, sentences.caption(event), "cross")
-        )
+        shapes.append(Line(x, lanes.y(rank), x, lanes.y(rank), "lost", step, sentences.caption(event), "cross"))
     return shapes

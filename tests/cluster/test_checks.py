@@ -154,15 +154,11 @@ def test_host_name_without_an_address():
     def unknown(*args, **kwargs):
         raise socket.gaierror(-2, "Name or service not known")
 
-    assert_problem(
-        network.host_name("nowhere", unknown), "nowhere", "Name or service not known", "/etc/hosts"
-    )
+    assert_problem(network.host_name("nowhere", unknown), "nowhere", "Name or service not known", "/etc/hosts")
 
 
 def test_host_name_that_is_never_answered():
-    assert_problem(
-        network.host_name("slow", lambda *a, **k: time.sleep(30), limit=0.2), "slow", "within 0.2 s"
-    )
+    assert_problem(network.host_name("slow", lambda *a, **k: time.sleep(30), limit=0.2), "slow", "within 0.2 s")
 
 
 def test_right_and_wrong_sums():

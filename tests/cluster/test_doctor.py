@@ -49,9 +49,7 @@ def test_exit_code_and_lines(checked, capsys):
     checked(Check("a", lambda: ok("a", "well")), Check("b", lambda: note("b", "look")))
     assert cli.main(["doctor"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "This machine is fit for the course."
-    checked(
-        Check("a", lambda: problem("a", "it is broken.", "mend it.")), Check("b", lambda: ok("b", "well"))
-    )
+    checked(Check("a", lambda: problem("a", "it is broken.", "mend it.")), Check("b", lambda: ok("b", "well")))
     assert cli.main(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "problem  a: it is broken."
@@ -102,9 +100,7 @@ def test_real_probe_and_real_all_reduce():
 
 
 def test_all_reduce_that_fails_is_a_problem(monkeypatch):
-    monkeypatch.setattr(
-        child, "python", lambda *a, **k: child.Answer(1, "", "Traceback\nRunError: rank 1 died")
-    )
+    monkeypatch.setattr(child, "python", lambda *a, **k: child.Answer(1, "", "Traceback\nRunError: rank 1 died"))
     finding = all_reduce.all_reduce()
     assert finding.verdict == "problem"
     assert "RunError: rank 1 died" in finding.text
@@ -149,10 +145,7 @@ def test_command_line(capsys):
     assert cli.main(["docter"]) == 2
     assert "has no command 'docter'. Did you mean 'course doctor'?" in capsys.readouterr().err
     assert cli.main(["bench", "lunch"]) == 2
-    assert (
-        "'course bench' has no command 'lunch'. Did you mean 'course bench launch'?"
-        in capsys.readouterr().err
-    )
+    assert "'course bench' has no command 'lunch'. Did you mean 'course bench launch'?" in capsys.readouterr().err
     assert cli.main([]) == 2
 
 

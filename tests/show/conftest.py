@@ -60,19 +60,14 @@ class _Drawn:
     def rects(self, look):
         """(x, y, width, height, step) of each rectangle with this look; those of the legend have no step."""
         boxes = [e for e in self._all("rect") if e.get("class") == look and e.get("data-step")]
-        return [
-            (*(float(e.get(k)) for k in ("x", "y", "width", "height")), int(e.get("data-step")))
-            for e in boxes
-        ]
+        return [(*(float(e.get(k)) for k in ("x", "y", "width", "height")), int(e.get("data-step"))) for e in boxes]
 
     def titles(self):
         return [e.text for e in self._all("title")]
 
     def x_of(self, ms):
         """Pixels of a moment, by the labels of the time axis: not by the code that placed the arrows."""
-        marks = sorted(
-            (float(text), x) for text, (x, _) in self.texts.items() if re.fullmatch(r"[\d.]+", text)
-        )
+        marks = sorted((float(text), x) for text, (x, _) in self.texts.items() if re.fullmatch(r"[\d.]+", text))
         (low, a), (high, b) = marks[0], marks[-1]
         return a + (ms - low) / (high - low) * (b - a)
 

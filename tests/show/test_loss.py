@@ -13,9 +13,7 @@ from course_lib import show
 from course_lib.train.record import TrainRun
 
 
-def a_run(
-    name="first", losses=(2.0, 1.0, 0.5), accuracy=(), note="", ranks=2, status="finished", data="digits"
-):
+def a_run(name="first", losses=(2.0, 1.0, 0.5), accuracy=(), note="", ranks=2, status="finished", data="digits"):
     rows = [{"event": "start", "step": 0}]
     rows += [
         {"event": "train", "step": 10 * k, "loss": value, "lr": 0.1, "samples_per_s": 100.0}

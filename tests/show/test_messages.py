@@ -31,8 +31,7 @@ def test_arrows_of_a_ring(ring, drawn):
 def test_bytes_words_and_sources(ring, drawn):
     stepper = show.messages(ring)
     assert stepper.captions[1] == (
-        "rank 0 sends 4.1 kB to rank 1 (Cell In[3], line 4): 2 ms; "
-        "rank 1 had waited 0.5 ms for it (Cell In[3], line 5)"
+        "rank 0 sends 4.1 kB to rank 1 (Cell In[3], line 4): 2 ms; rank 1 had waited 0.5 ms for it (Cell In[3], line 5)"
     )
     picture = drawn(stepper.frames[0])
     assert "4.1 kB" in picture.texts
@@ -128,8 +127,7 @@ def test_collectives_that_do_not_agree_or_lack_a_rank(made):
     calls += [made.message(1, "broadcast", 0, 4, 3.5, None, ranks=world)]
     stepper = show.messages(made.result(3, calls))
     assert stepper.captions[2] == (
-        "the ranks do not agree: rank 0 calls barrier (Cell In[3], line 4); "
-        "rank 1 calls broadcast (Cell In[3], line 4)"
+        "the ranks do not agree: rank 0 calls barrier (Cell In[3], line 4); rank 1 calls broadcast (Cell In[3], line 4)"
     )
     calls[-1] = made.message(1, "barrier", None, 0, 3.5, None, ranks=world)
     stepper = show.messages(made.result(3, calls))
