@@ -11,6 +11,10 @@
 # **Time** about 10 minutes to read; the cells run in about a minute. **You need** Python and a little
 # PyTorch: tensors, a model, a training loop. No GPU.
 #
+# **The course** is planned as sixteen lessons after this one, in four parts: *talk* (messages and all-reduce), *sync*
+# (data parallelism), *train* (a loop that survives) and *scale* (GPUs and many machines). Expect half an hour for a
+# lesson and as much for its exercise. The table in `README.md` says which are there already.
+#
 # How to work: before you run a cell, say aloud what you expect. A surprise is where you learn something.
 
 # %%
