@@ -59,6 +59,17 @@ def test_no_file_names_somebody_s_machine(root: Path, tracked: list[Path]):
     assert found == []
 
 
+def test_links_between_files_lead_somewhere(root: Path, tracked: list[Path]):
+    """In the texts and in the notebooks, whose links start from the folder of the notebook."""
+    broken = []
+    for path in tracked:
+        if path.suffix in {".md", ".ipynb"}:
+            text = (root / path).read_text(encoding="utf-8")
+            targets = re.findall(r"\]\((?!\w+:|#)([^)\s#]+)", text)
+            broken += [f"{path}: {target}" for target in targets if not (root / path.parent / target).exists()]
+    assert broken == []
+
+
 @pytest.mark.parametrize(
     ("line", "bad"),
     [

@@ -21,4 +21,5 @@ def execute(notebook: NotebookNode, folder: Path, timeout: float = 300, **enviro
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.ipynb", "runs", ".*"))
         resources = {"metadata": {"path": str(copy)}}
         client = NotebookClient(notebook, timeout=timeout, kernel_name="python3", resources=resources)
+        client.extra_arguments = ["--log-level=ERROR"]  # it warns that a local kernel is not encrypted
         client.execute(env={**os.environ, **environment})

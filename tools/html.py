@@ -27,7 +27,8 @@ TEMPLATE = """{%- extends 'index.html.j2' -%}
 {% block html_head_js_mermaidjs %}{% endblock %}
 {% block html_head_js_mathjax %}{% if resources.formulas %}{{ super() }}{% endif %}{% endblock %}
 {% block body_header %}{{ super() }}
-<p style="padding: 0 1em"><a href="{{ resources.up }}index.html">Ring to DDP</a></p>{% endblock %}"""
+<p style="padding: 0 1em; font-family: sans-serif"><a href="{{ resources.up }}index.html">Ring to DDP</a></p>
+{% endblock %}"""
 INDEX = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>Ring to DDP</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -70,7 +71,7 @@ def index(notebooks: dict[str, NotebookNode], failed: set[str]) -> str:
         lines = []
         for name, notebook in notebooks.items():
             if name.startswith(folder):
-                text = html.escape(f"{Path(name).stem[:2]} {title(notebook)}")
+                text = html.escape(title(notebook))
                 remark = " (stopped with an error)" if name in failed else ""
                 lines.append(f'<li><a href="{name.removesuffix(".ipynb")}.html">{text}</a>{remark}</li>')
         sections += f"<h2>{heading}</h2><ul>{''.join(lines)}</ul>\n" if lines else ""
