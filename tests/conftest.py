@@ -5,6 +5,7 @@ A run leaves no process, and in CI no change in the tree; either makes the whole
 
 import os
 import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -53,6 +54,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):
         return
+    if launch := sys.modules.get("course_lib.launch"):
+        launch.shutdown()  # without xdist its agent is ours, and ends only with us
     faults = [f"left running: {line}" for line in _processes_with(TAG, os.environ[TAG])]
     if os.environ.get("CI") and _changes() != session.config.stash[BEFORE]:
         faults.append(f"the tests changed the tree:\n{_changes()}")
