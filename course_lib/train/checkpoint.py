@@ -7,6 +7,7 @@ Randomness and data order are functions of the step, so nothing more is needed t
 
 import io
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,14 @@ import torch
 from course_lib.train.environment import Environment
 from course_lib.train.errors import ConfigError
 
+_NAME = re.compile(r"step_\d{8,}")
+_LEFTOVER = re.compile(r"\.(old-)?step_\d{8,}")  # what `save` names what is not whole yet, or no longer
+
 
 def saved(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
-    return sorted(path for path in (folder / "checkpoints").glob("step_*") if (path / "state.pt").exists())
+    """The checkpoints of a run, oldest first. What else lies there (a copy, .DS_Store) is nobody's checkpoint."""
+    found = (folder / "checkpoints").glob("step_*")
+    return sorted(path for path in found if _NAME.fullmatch(path.name) and (path / "state.pt").exists())
 
 
 def _sync(path: Path) -> None:
@@ -35,8 +40,9 @@ def save(folder: Path, state: dict[str, Any], keep: int) -> Path:
     """Write the state of a step (rank 0 only), then remove all but the newest `keep`."""
     place = folder / "checkpoints"
     place.mkdir(exist_ok=True)
-    for leftover in place.glob(".*"):  # of a launch that was killed while it wrote
-        shutil.rmtree(leftover)
+    for leftover in place.glob(".*"):  # of a launch that was killed while it wrote; other files are not ours
+        if _LEFTOVER.fullmatch(leftover.name):
+            shutil.rmtree(leftover)
     target = place / f"step_{state['step']:08d}"
     if target.exists():
         return target

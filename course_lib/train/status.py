@@ -12,7 +12,13 @@ from typing import Any
 from course_lib.train.folder import write_json
 
 # What a rank says when another one has left or does not come: a consequence, never the cause.
-_CONSEQUENCE = re.compile(r"connection (closed|reset|refused)|timed out|gloo|nccl|broken pipe|socket|store", re.I)
+# Whole phrases: a bare "store" is in "restore", in ".DS_Store" and in many a path.
+_CONSEQUENCE = re.compile(
+    r"connection (was likely )?(closed|reset|refused|timed out)|timed out (after|waiting)|wait timeout after"
+    r"|broken pipe|gloo/(transport|rendezvous)|\bgloo connectFullMesh|monitoredBarrier"
+    r"|\bNCCL (error|operation|communicator)|\bTCPStore\b|^Dist(Store|Network|Backend)Error\b",
+    re.I,
+)
 
 
 def write_status(folder: Path, status: str, why: str = "", **more: Any) -> None:
@@ -38,8 +44,12 @@ def is_consequence(error: BaseException) -> bool:
     True
     >>> is_consequence(ValueError("bad sample"))
     False
+    >>> is_consequence(RuntimeError("cannot restore the optimizer"))
+    False
     """
-    return isinstance(error, (RuntimeError, OSError)) and bool(_CONSEQUENCE.search(str(error)))
+    if not isinstance(error, (RuntimeError, OSError)) or getattr(error, "filename", None) is not None:
+        return False  # an error about a file has its own reason
+    return bool(_CONSEQUENCE.search(f"{type(error).__name__}: {error}"))
 
 
 def report_failure(folder: Path, rank: int, error: BaseException) -> None:
