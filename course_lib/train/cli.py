@@ -12,6 +12,7 @@ from course_lib.train.config import Config, option_names
 from course_lib.train.errors import ConfigError
 from course_lib.train.recipes import RECIPES, find
 
+_RULE = re.compile(r"[\s─╰╭╮╯├┤-]*[─-]{2}[\s─╰╭╮╯├┤-]*$")  # of hyphens, or a side of a box
 USAGE = "python -m course_lib.train RECIPE [--optim.lr 0.1 ...]"
 
 
@@ -60,13 +61,15 @@ def parse(words: list[str]) -> Config:
 
 
 def sentence(box: str) -> str:
-    """tyro explains itself in a box of several lines; the part above its first rule is what went wrong."""
+    """tyro explains itself between rules, drawn as a box or with hyphens; the first part is what went wrong."""
     lines = [re.sub(r"^\s*│|│\s*$", "", line).strip() for line in box.splitlines()]
-    text = []
-    for line in lines[1:]:
-        if line.startswith(("─", "╰")):
-            break
-        text.append(line)
+    text: list[str] = []
+    for line in lines[1:]:  # the first says "Value error" and the like
+        if _RULE.match(line):
+            if text:
+                break
+        elif line:
+            text.append(line)
     message = " ".join(" ".join(text).split()).rstrip(".")
     return f"{message[:1].upper()}{message[1:]}."
 
@@ -77,7 +80,8 @@ def unknown_word(word: str) -> str:
         return f"The word {word!r} belongs to no option; write --optim.lr 0.1, or a switch: --data.strict."
     name = word[2:].partition("=")[0].replace("-", "_")
     known = option_names()
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    near = near or [option for option in known if option.rpartition(".")[2] == name.rpartition(".")[2]][:1]
+    # Alike must be the last part: every option of "optim." is alike to every other at the front.
+    last = difflib.get_close_matches(name.rpartition(".")[2], {o.rpartition(".")[2] for o in known}, n=3)
+    near = difflib.get_close_matches(name, [o for o in known if o.rpartition(".")[2] in last], n=1, cutoff=0)
     guess = f"did you mean --{near[0]}?" if near else "--help after the recipe lists all."
     return f"There is no option --{name}; {guess}"

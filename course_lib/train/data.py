@@ -38,10 +38,7 @@ class DataConfig:
     augment: Literal["none", "crop", "crop-flip", "resized-crop"] = "none"
     """crop: pad by an eighth and cut; resized-crop: as for ImageNet, with flips."""
     side: int = 0
-    """Height and width of the images, resized; 0.
-
-    As the data set has them (224 for imagefolder and imagenette).
-    """
+    """Height and width of the resized images; 0 takes those of the data (224 for imagefolder and imagenette)."""
     drop_last: bool = False
     """Leave out the samples that do not fill the last global batch of an epoch."""
     samples: int = 4096
