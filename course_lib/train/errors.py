@@ -6,3 +6,7 @@ class ConfigError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         return [f"ConfigError: {self}"]  # a notebook shows the sentence, not the frames of this library
+
+
+class Diverged(Exception):
+    """The loss is no number any more. All ranks raise it at the same step, so all can leave in good order."""

@@ -44,16 +44,26 @@ HARMLESS = {
 }
 
 
+LONGEST = 1_000_000  # seconds, eleven days: what torch still takes as a timeout, with room to spare
+
+
 def check(config: RunConfig) -> None:
     """Raise ConfigError for numbers that cannot work."""
     for name, least in (("seed", 0), ("log_every", 1), ("save_every", 0), ("keep", 1), ("stop_after", 1)):
         value = getattr(config, name)
         if value is not None and value < least:
             raise ConfigError(f"--run.{name} must be at least {least}, but is {value}.")
-    if config.timeout <= 0:
-        raise ConfigError(f"--run.timeout must be greater than 0 seconds, but is {config.timeout}.")
-    if config.dir is not None and config.dir.exists() and not config.dir.is_dir():
-        raise ConfigError(f"--run.dir {config.dir} is a file, not a folder.")
+    if config.seed >= 2**63:
+        raise ConfigError(f"--run.seed must be less than 2**63, but is {config.seed}.")
+    if not 0 < config.timeout <= LONGEST:
+        raise ConfigError(
+            f"--run.timeout must be greater than 0 and at most {LONGEST} seconds, but is {config.timeout}."
+        )
+    try:
+        if config.dir is not None and config.dir.exists() and not config.dir.is_dir():
+            raise ConfigError(f"--run.dir {config.dir} is a file, not a folder.")
+    except OSError as error:  # a name too long, a folder on the way that may not be read
+        raise ConfigError(f"--run.dir {config.dir} cannot be used: {error.strerror or error}.") from error
 
 
 def default_dir(recipe: str) -> Path:

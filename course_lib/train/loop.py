@@ -1,9 +1,12 @@
 """The training loop. One process or a thousand: the same lines."""
 
+import math
+
 import torch
 from torch.nn import functional as F
 
 from course_lib.train.data import test_loader, train_loader
+from course_lib.train.errors import Diverged
 from course_lib.train.evaluate import evaluate
 from course_lib.train.journal import Journal
 from course_lib.train.metrics import Meter
@@ -15,7 +18,10 @@ from course_lib.train.stopping import StopRequest
 
 
 def fit(job: Job, journal: Journal, request: StopRequest) -> str | None:
-    """Train from step `job.start + 1` to `job.total`; why it stopped before, or None."""
+    """Train from step `job.start + 1` to `job.total`; why it stopped before, or None.
+
+    Raises Diverged, on all ranks, when the loss is not finite: no checkpoint is written from there on.
+    """
     config, env, order = job.config, job.env, job.order
     batches = iter(train_loader(config.data, job.data, order, env, job.start + 1, job.total))
     tests = test_loader(config.data, job.data, env)
@@ -33,15 +39,24 @@ def fit(job: Job, journal: Journal, request: StopRequest) -> str | None:
             continue
         row, stopper = meter.reduce(request.number, env.rank, env.world_size)
         journal.train(step, order.epoch(step), lr, row)
+        refuse_nan("training", row["loss"], step)
         stop = why_stop(step, config.run.stop_after, stopper)
         if step % order.per_epoch == 0:
-            journal.eval(step, order.epoch(step), evaluate(job.module, tests, env.device))
+            tested = evaluate(job.module, tests, env.device)
+            journal.eval(step, order.epoch(step), tested)
+            refuse_nan("test", tested["eval_loss"], step)
         if save or stop:
             journal.save(step, job)
         if stop and step < job.total:
             return stop
         meter.restart()
     return None
+
+
+def refuse_nan(which: str, loss: float, step: int) -> None:
+    """Raise Diverged for a loss that is nan or infinite; `loss` is that of all ranks, the same on each."""
+    if not math.isfinite(loss):
+        raise Diverged(f"the {which} loss is {loss} at step {step}; a smaller --optim.lr may help")
 
 
 def backward(job: Job, images: torch.Tensor, labels: torch.Tensor, count: int) -> torch.Tensor:

@@ -17,13 +17,13 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from course_lib.train import environment
 from course_lib.train.cli import Help, parse
 from course_lib.train.config import check
-from course_lib.train.errors import ConfigError
+from course_lib.train.errors import ConfigError, Diverged
 from course_lib.train.journal import Journal
 from course_lib.train.loop import fit
 from course_lib.train.plan import plan
 from course_lib.train.prepare import Job, prepare
 from course_lib.train.status import report_failure
-from course_lib.train.stopping import listening
+from course_lib.train.stopping import StopRequest, listening
 
 FINISHED, FAILED, REFUSED, STOPPED = 0, 1, 2, 75  # 75: EX_TEMPFAIL of sysexits.h, "try again later"
 
@@ -41,19 +41,31 @@ def main(words: list[str] | None = None) -> int:
             with listening() as request, failure_noted(job.folder, env.rank):
                 env.say(plan(job))
                 journal = Journal(job)
-                why = fit(job, journal, request)
-                journal.status("stopped" if why else "finished", why or "")
-                env.say(goodbye(job, why))
+                code, why = train(job, journal, request)
+                env.say(goodbye(job, code, why))
     except Help as text:
         return leave(str(text), FINISHED, first)
     except ConfigError as error:
         return leave(str(error), REFUSED, first)
-    return STOPPED if why else FINISHED
+    return code
 
 
-def goodbye(job: Job, why: str | None) -> str:
+def train(job: Job, journal: Journal, request: StopRequest) -> tuple[int, str]:
+    """The loop, and its end in status.json; the exit code and why, empty when it finished."""
+    try:
+        why = fit(job, journal, request)
+    except Diverged as error:
+        journal.status("failed", str(error))
+        return FAILED, str(error)
+    journal.status("stopped" if why else "finished", why or "")
+    return (STOPPED, why) if why else (FINISHED, "")
+
+
+def goodbye(job: Job, code: int, why: str) -> str:
     """The last line."""
-    if why:
+    if code == FAILED:
+        return f"Failed: {why}. The run is in {job.folder}, with the checkpoints from before, if any."
+    if code == STOPPED:
         return f"Stopped ({why}); saved in {job.folder}: the same command with --run.dir {job.folder} continues."
     return f"Finished: {job.folder}"
 
@@ -61,11 +73,11 @@ def goodbye(job: Job, why: str | None) -> str:
 def leave(text: str, code: int, first: bool) -> int:
     """Rank 0 speaks and goes; the others follow.
 
-    Were they first, the launcher would end rank 0 before it spoke.
+    Were they first, the launcher would end rank 0 before it spoke. It ends nobody for a code of 0.
     """
     if first:
         print(text, file=sys.stderr if code else sys.stdout, flush=True)
-    else:
+    elif code:
         time.sleep(5)  # ended earlier by the launcher
     return code
 

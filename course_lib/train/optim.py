@@ -1,5 +1,6 @@
 """The optimizer, how long it runs, and its learning rate."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +35,7 @@ class OptimConfig:
 def check(config: OptimConfig) -> None:
     """Raise ConfigError for numbers that cannot train."""
     rules = [
+        ("lr", math.isfinite(config.lr), "a finite number"),
         ("lr", config.lr > 0, "greater than 0"),
         ("epochs", config.epochs >= 1, "at least 1"),
         (
@@ -43,7 +45,7 @@ def check(config: OptimConfig) -> None:
         ),
         ("final_lr", 0 <= config.final_lr <= 1, "between 0 and 1, as a part of lr"),
         ("momentum", 0 <= config.momentum < 1, "at least 0 and less than 1"),
-        ("weight_decay", config.weight_decay >= 0, "at least 0"),
+        ("weight_decay", 0 <= config.weight_decay < math.inf, "at least 0 and finite"),
         ("label_smoothing", 0 <= config.label_smoothing < 1, "at least 0 and less than 1"),
     ]
     for name, holds, wanted in rules:

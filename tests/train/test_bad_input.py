@@ -18,7 +18,17 @@ OPTIONS = [  # words, and what the sentence must say: known before torch starts 
     ("digits --lr 1", "There is no option --lr; did you mean --optim.lr?"),
     ("digits --local-rank=0", "There is no option --local_rank"),
     ("digits --optim.lr abc", "--optim.lr: could not convert string to float: 'abc'"),
-    ("digits --optim.lr", "--optim.lr"),
+    ("digits --optim.lr", "Missing value for argument '--optim.lr'. Expected 1 values."),
+    ("digits --data.augment flip", "Invalid choice 'flip' for argument '--data.augment'. Expected one of ('none', "),
+    ("digits --optim.epochs 1.5", "--optim.epochs: invalid literal for int() with base 10: '1.5'"),
+    ("digits --optim.learning_rate 1", "no option --optim.learning_rate; --help after the recipe lists all."),
+    ("digits --optim.lr inf", "--optim.lr must be a finite number, but is inf."),
+    ("digits --optim.lr nan", "--optim.lr must be a finite number, but is nan."),
+    ("digits --optim.weight_decay inf", "--optim.weight_decay must be at least 0 and finite, but is inf."),
+    ("digits --run.seed 9223372036854775808", "--run.seed must be less than 2**63, but is 9223372036854775808."),
+    ("digits --run.timeout inf", "at most 1000000 seconds, but is inf."),
+    ("digits --run.timeout nan", "at most 1000000 seconds, but is nan."),
+    (f"digits --run.dir {'d' * 300}", "cannot be used: File name too long."),
     ("digits --optim.name foo", "'foo'"),
     ("digits --data.strict yes", "The word 'yes' belongs to no option"),
     ("digits --optim.lr 0", "--optim.lr must be greater than 0, but is 0.0."),
@@ -49,6 +59,8 @@ def test_options(words, said):
     assert sentence[0].isupper() or sentence.startswith("--")
     assert sentence.endswith((".", "?"))
     assert "\n" not in sentence
+    assert "---" not in sentence  # the rules that tyro draws
+    assert "helptext" not in sentence
 
 
 def test_help():
@@ -59,6 +71,7 @@ def test_help():
     with pytest.raises(Help) as one:
         parse(["digits", "--help"])
     assert "--data.global_batch" in str(one.value)
+    assert "0 takes those of the data" in " ".join(str(one.value).split())
 
 
 def test_options_reach_the_configuration():

@@ -1,6 +1,7 @@
 """A run's life: started, stopped by a signal, continued, refused, failed, killed."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -9,7 +10,9 @@ import time
 
 import pytest
 
+from course_lib.train import checkpoint
 from course_lib.train.record import TrainRun
+from course_lib.train.status import is_consequence
 
 SHORT = "digits --model.width 4 --optim.epochs 2"  # 60 steps
 SLOW = """
@@ -196,3 +199,50 @@ def test_a_vanished_rank_ends_the_run(launch, tmp_path, read_status):
     status = read_status(tmp_path / "run")
     assert status["status"] == "failed"
     assert status["why"].startswith("rank 0 lost the connection to another rank, which died or hangs")
+
+
+def test_a_loss_that_is_no_number_fails_the_run(launch, tmp_path, read_rows, read_status):
+    done = launch(f"{SHORT} --run.dir {tmp_path / 'run'} --optim.lr 1e30 --run.keep 99", ranks=2)
+    assert all(code in (1, -15) for code in done.codes)  # torchrun may end the second one of them
+    *before, last = read_rows(tmp_path / "run", "train")
+    assert all(math.isfinite(row["loss"]) for row in before)
+    assert not math.isfinite(last["loss"])
+    status = read_status(tmp_path / "run")
+    assert status["status"] == "failed"
+    assert status["why"].startswith(f"the training loss is {last['loss']} at step {last['step']};")
+    assert f"Failed: {status['why']}. The run is in" in done.output(0)
+    assert "Traceback" not in done.everything
+    assert "Finished" not in done.everything
+    assert all(f"step_{last['step']:08d}" not in str(path) for path in (tmp_path / "run").rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("error", "right"),
+    [
+        (RuntimeError("[/x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2791"), True),
+        (ConnectionResetError(104, "Connection reset by peer"), True),
+        (type("DistNetworkError", (RuntimeError,), {})("Failed to recv, got 0 bytes."), True),
+        (type("DistStoreError", (RuntimeError,), {})("wait timeout after 120000ms, keys: /x"), True),
+        (NotADirectoryError(20, "Not a directory", "checkpoints/.DS_Store"), False),
+        (FileNotFoundError(2, "No such file or directory", "/data/TCPStore/nccl error/a.png"), False),
+        (RuntimeError("cannot restore the state from store/gloo/socket.pt"), False),
+    ],
+)
+def test_cause_or_consequence(error, right):
+    assert is_consequence(error) is right
+
+
+def test_strangers_among_the_checkpoints_stay(tmp_path):
+    place = tmp_path / "checkpoints"
+    (place / ".step_00000003").mkdir(parents=True)  # of a launch that was killed while it wrote
+    (place / ".old-step_00000001").mkdir()
+    (place / ".Trashes").mkdir()
+    (place / ".DS_Store").write_text("of the Finder")
+    (place / "step_00000001 copy").mkdir()
+    (place / "step_00000001 copy" / "state.pt").write_text("mine")
+    for step in (4, 5):
+        checkpoint.save(tmp_path, {"step": step}, keep=1)
+    assert sorted(path.name for path in place.iterdir()) == [
+        ".DS_Store", ".Trashes", "step_00000001 copy", "step_00000005"
+    ]  # fmt: skip
+    assert checkpoint.saved(tmp_path) == [place / "step_00000005"]
