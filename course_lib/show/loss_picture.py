@@ -16,16 +16,25 @@ _STYLES = [("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#8F4A78", "
 _WIDTH = 720  # pixels on the page; the file has twice as many
 
 
-def loss(*runs: TrainRun | Path | str, labels: Sequence[str] = ()) -> Picture:
+Run = TrainRun | Path | str
+
+
+def loss(*runs: Run | Sequence[Run], labels: Sequence[str] = ()) -> Picture:
     """Draw the training loss against the step, and the test accuracy below it.
 
-    runs     what `train(...)` returned, or run folders
+    runs     what `train(...)` returned, or run folders; also as one list
     labels   a name for each run; without them the legend names the folders
 
-    Raises FileNotFoundError for a folder that holds no run, ValueError for labels that do not fit.
+    Raises FileNotFoundError for a folder that holds no run, ValueError for labels that do not fit, TypeError
+    for what is no run.
     """
+    if len(runs) == 1 and isinstance(runs[0], list | tuple):
+        runs = tuple(runs[0])
     if not runs:
         raise ValueError("show.loss needs at least one run: what train(...) returned, or a run folder.")
+    for run in runs:
+        if not isinstance(run, TrainRun | Path | str):
+            raise TypeError(f"show.loss draws what train(...) returned, or a run folder, not {type(run).__name__}.")
     if labels and len(labels) != len(runs):
         raise ValueError(f"show.loss got {len(runs)} runs but {len(labels)} labels.")
     read = [run if isinstance(run, TrainRun) else TrainRun.read(run) for run in runs]

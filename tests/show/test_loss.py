@@ -86,8 +86,17 @@ def test_bad_arguments_are_sentences(tmp_path):
         show.loss(tmp_path / "absent")
     with pytest.raises(ValueError, match="1 runs but 2 labels"):
         show.loss(a_run(), labels=["a", "b"])
-    with pytest.raises(ValueError, match="at least one run"):
-        show.loss()
+    for nothing in ((), ([],)):
+        with pytest.raises(ValueError, match="at least one run"):
+            show.loss(*nothing)
+    for bad, name in ((None, "NoneType"), ([a_run(), 3], "int")):
+        with pytest.raises(TypeError, match=f"^show.loss draws what train.* not {name}.$"):
+            show.loss(bad)
+
+
+def test_a_list_of_runs(figures):
+    show.loss([a_run("a"), a_run("b")], labels=["x", "y"])
+    assert [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()] == ["x", "y"]
 
 
 PROBE = {
