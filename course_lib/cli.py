@@ -1,5 +1,6 @@
 """The `course` command. Each sub-command is loaded when it is called, so that `course --help` is quick."""
 
+import os
 import sys
 from difflib import get_close_matches
 from importlib import import_module
@@ -16,9 +17,15 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point of `course`. 2 for a command that does not exist."""
     words = sys.argv[1:] if argv is None else argv
     try:
-        if words[:1] == ["bench"]:
-            return _call("course bench", BENCHES, words[1:])
-        return _call("course", COMMANDS, words)
+        try:
+            if words[:1] == ["bench"]:
+                return _call("course bench", BENCHES, words[1:])
+            return _call("course", COMMANDS, words)
+        finally:
+            sys.stdout.flush()  # here, where it can be caught that nobody reads any more
+    except BrokenPipeError:  # course doctor | head -1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in the buffer
+        return 141  # what a shell says of a program that SIGPIPE ended
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return 130

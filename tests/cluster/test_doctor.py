@@ -1,6 +1,8 @@
 """The doctor as a whole: it never hangs, hides nothing, and its exit code tells."""
 
 import json
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -162,3 +164,19 @@ def test_wrong_option_is_exit_code_two(capsys):
         cli.main(["doctor", "--jsn"])
     assert stopped.value.code == 2
     assert "--jsn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["doctor", "--help"], ["doctor"], ["--help"]])
+def test_nobody_reads(words):
+    """As in `course doctor | head -1`, where the reader is gone already."""
+    code = (
+        "import sys; from course_lib import cli; from course_lib.cluster import doctor, examine, finding;"
+        "doctor.checks = lambda: [examine.Check('a', lambda: finding.ok('a', 'well'))];"
+        f"sys.exit(cli.main({words}))"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert done.returncode in (0, 141)  # 0: argparse swallows it when stdout has no buffer
+    assert done.stderr == ""
