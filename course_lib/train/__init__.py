@@ -8,20 +8,34 @@ Both have the name `course_lib.train`, so this package is also a function: calli
 """
 
 import sys
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from course_lib.train.record import TrainRun
 
 
 class _CallableModule(ModuleType):
     """A module that can be called. Python looks up `__call__` on the class, never on the module itself."""
 
-    def __call__(self, recipe: str = "digits", **arguments: Any) -> Any:
-        """Train: see `course_lib.train.notebook.train`."""
+    def __call__(
+        self,
+        recipe: str = "digits",
+        ranks: int = 2,
+        timeout: float | None = None,
+        dir: str | Path | None = None,
+        **options: Any,
+    ) -> "TrainRun":
+        """Train on `ranks` processes and return the run: see `course_lib.train.notebook.train`.
+
+        Options are those of the command line: train("digits", ranks=2, **{"optim.lr": 0.1}).
+        """
         from course_lib.train.notebook import (
             train,  # torch and IPython are not imported before they are needed
         )
 
-        return train(recipe, **arguments)
+        return train(recipe, ranks, timeout, dir, **options)
 
 
 sys.modules[__name__].__class__ = _CallableModule

@@ -16,6 +16,7 @@ from course_lib.train.environment import Environment
 from course_lib.train.errors import ConfigError
 from course_lib.train.order import Order, share
 from course_lib.train.randomness import seed_sample
+from course_lib.train.stopping import leave_to_the_rank
 
 Key = tuple[int, int]  # (epoch, index): all that a sample depends on, beside the seed
 
@@ -127,6 +128,7 @@ def _loader(dataset: Dataset, keys: Callable, data: Data, workers: int, env: Env
         dataset,
         batch_sampler=_Steps(keys),
         num_workers=workers,
+        worker_init_fn=leave_to_the_rank,
         collate_fn=partial(collate, data.shape),
         pin_memory=env.device.type == "cuda",
     )

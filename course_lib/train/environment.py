@@ -4,6 +4,7 @@ World size 1 takes the same way as 64: the process group is always there.
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class Environment:
     def say(self, text: str = "") -> None:
         """Print, once for all ranks."""
         if self.first:
-            print(text, flush=True)
+            speak(text)
 
     def share(self, value: Any = None) -> Any:
         """The value of rank 0, on all ranks."""
@@ -65,6 +66,15 @@ class Environment:
         for found in self.gather(problem):
             if found:
                 raise ConfigError(found)
+
+
+def speak(text: str, error: bool = False) -> None:
+    """Print a line. When nobody reads any more (`| head -1`, a closed terminal), a run goes on in silence."""
+    stream = sys.stderr if error else sys.stdout
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def read_launcher() -> tuple[int, int, int, int]:

@@ -76,7 +76,7 @@ def leave(text: str, code: int, first: bool) -> int:
     Were they first, the launcher would end rank 0 before it spoke. It ends nobody for a code of 0.
     """
     if first:
-        print(text, file=sys.stderr if code else sys.stdout, flush=True)
+        environment.speak(text, error=code != FINISHED)
     elif code:
         time.sleep(5)  # ended earlier by the launcher
     return code

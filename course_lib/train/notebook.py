@@ -34,7 +34,7 @@ def words(recipe: str, options: dict[str, Any]) -> list[str]:
     line = [recipe]
     for name, value in options.items():
         part, _, option = name.rpartition(".")
-        if isinstance(value, bool):
+        if isinstance(value, bool) and part:  # without a part it is no option, and parse says so
             line.append(f"--{name}" if value else f"--{part}.no_{option}")
         else:
             line += [f"--{name}", str(value)]
@@ -57,8 +57,14 @@ def train(
     Raises ConfigError for what cannot start, TrainError for what fails. The notebook's stop button stops the
     ranks at the end of a step, and saves.
     """
+    if not isinstance(recipe, str):
+        raise ConfigError(f"The recipe must be a name, for example 'digits', but is {recipe!r}.")
     if not isinstance(ranks, int) or ranks < 1:
         raise ConfigError(f"ranks must be a whole number of at least 1, but is {ranks!r}.")
+    try:
+        Path.cwd()
+    except OSError:
+        raise ConfigError("The current folder is not there any more; change to another one with %cd.") from None
     folder = Path(dir) if dir is not None else default_dir(recipe)
     line = words(recipe, {**options, "run.dir": folder})
     check(parse(line), ranks)  # what is wrong with the options is said here, before any process starts

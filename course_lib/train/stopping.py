@@ -32,6 +32,15 @@ def describe(numbers: list[int]) -> str | None:
     return next((f"rank {rank} received {signal.Signals(n).name}" for rank, n in enumerate(numbers) if n), None)
 
 
+def leave_to_the_rank(_worker: int) -> None:
+    """For a loader process: Slurm signals the whole group, but the rank decides when to stop, and needs its data.
+
+    A loader ends when its rank says so or is gone.
+    """
+    for number in SIGNALS.values():
+        signal.signal(number, signal.SIG_IGN)
+
+
 @contextmanager
 def listening() -> Iterator[StopRequest]:
     """Turn SIGTERM, SIGINT and SIGUSR1 into a request while the block runs (main thread only)."""

@@ -1,5 +1,6 @@
 """Everything that cannot start: one full sentence, from rank 0 only, exit code 2, and nothing written."""
 
+import os
 import subprocess
 import sys
 
@@ -163,3 +164,21 @@ def test_the_real_command(tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "There is no option --optim.lrr; did you mean --optim.lr?\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nobody_reads(tmp_path):
+    """As in `... --help | head -1`, where the reader is gone already."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "course_lib.train", "digits", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_is_not_waited_for(monkeypatch):
+    """Rank 1 of `torchrun ... --help`: the launcher ends nobody whose launch went well."""
+    from course_lib.train import main
+
+    monkeypatch.setattr(main.time, "sleep", lambda seconds: pytest.fail("waited"))
+    assert main.leave("help", main.FINISHED, first=False) == 0

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from course_lib.train import checkpoint
@@ -246,3 +247,14 @@ def test_strangers_among_the_checkpoints_stay(tmp_path):
         ".DS_Store", ".Trashes", "step_00000001 copy", "step_00000005"
     ]  # fmt: skip
     assert checkpoint.saved(tmp_path) == [place / "step_00000005"]
+
+
+def test_loaders_leave_signals_to_their_rank(start, tmp_path, read_status):
+    running = start(f"{SHORT} --data.workers 2 --run.dir {tmp_path / 'run'}", ranks=1, before=SLOW)
+    wait_for(lambda: len(rows(tmp_path / "run")) > 3)
+    loaders = psutil.Process(running.pids[0]).children()
+    assert len(loaders) >= 2
+    for loader in loaders:
+        loader.terminate()
+    assert running.wait().codes == [0], running.everything
+    assert read_status(tmp_path / "run")["status"] == "finished"

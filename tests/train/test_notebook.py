@@ -1,5 +1,6 @@
 """`train(...)` as a notebook calls it: the real torchrun, live progress, interrupt, failures."""
 
+import inspect
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from course_lib.train.curve import curve_svg
 from course_lib.train.display import Live, Progress
 from course_lib.train.errors import ConfigError
 from course_lib.train.notebook import TrainError, judge, spoken
+from course_lib.train.notebook import train as train_function
 from course_lib.train.record import TrainRun
 
 SHORT = {"model.width": 4, "optim.epochs": 2}
@@ -98,11 +100,32 @@ def test_bad_options_are_refused_before_anything_starts(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match=r"did you mean|divided") as caught:
             train("digits", ranks=2, **call)
         assert said in str(caught.value)
-    with pytest.raises(ConfigError, match="ranks must be a whole number"):
-        train("digits", ranks=0)
+    for call in (lambda: train("digits", 0), lambda: train("digits", ranks=0)):
+        with pytest.raises(ConfigError, match="ranks must be a whole number"):
+            call()
+    for recipe in (None, 1):
+        with pytest.raises(ConfigError, match=f"The recipe must be a name, for example 'digits', but is {recipe}"):
+            train(recipe)
+    for value in (True, False):
+        with pytest.raises(ConfigError, match=r"no option --strict; did you mean --data\.strict\?"):
+            train("digits", strict=value)
     with pytest.raises(ConfigError, match="no recipe 'digts'"):
         train("digts")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_package_has_the_functions_signature():
+    module, function = (inspect.signature(f).parameters for f in (train, train_function))
+    assert list(module) == list(function)
+    assert [p.default for p in module.values()] == [p.default for p in function.values()]
+
+
+def test_a_current_folder_that_is_gone(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigError, match="The current folder is not there any more"):
+        train("digits")
 
 
 def test_what_the_ranks_refuse_is_one_sentence(trained):
