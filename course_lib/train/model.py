@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import psutil
 import torch
 from torch import nn
 
@@ -78,12 +79,36 @@ def resnet(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 
 def build(config: ModelConfig, shape: tuple[int, int, int], classes: int, seed: int) -> nn.Module:
-    """The network on the CPU, the same on each rank: its first weights are a function of the seed."""
+    """The network on the CPU, the same on each rank: its first weights are a function of the seed.
+
+    Raises ConfigError for one that this machine cannot hold.
+    """
+    check_memory(config, shape, classes)
     torch.manual_seed(mix(seed, 0))
+    return _network(config, shape, classes).to(getattr(torch, config.dtype))
+
+
+def check_memory(config: ModelConfig, shape: tuple[int, int, int], classes: int) -> None:
+    """Raise ConfigError when weights, gradients, DDP's buckets and momentum of one rank exceed the memory."""
+    if config.name not in ("cnn", "mlp"):
+        return  # the width is not for the others
+    itemsize = getattr(torch, config.dtype).itemsize
+    try:
+        with torch.device("meta"):  # shapes without memory
+            parameters = sum(p.numel() for p in _network(config, shape, classes).parameters())
+    except (RuntimeError, OverflowError, TypeError):  # sizes beyond 64 bits
+        raise ConfigError(f"--model.width {config.width} makes a network larger than can be counted.") from None
+    needed, there = 4 * itemsize * parameters / 2**30, psutil.virtual_memory().total / 2**30
+    if needed > there:
+        raise ConfigError(
+            f"--model.width {config.width} makes {parameters:,} parameters, which take {needed:,.0f} GiB on each "
+            f"rank to train, and this machine has {there:,.0f} GiB."
+        )
+
+
+def _network(config: ModelConfig, shape: tuple[int, int, int], classes: int) -> nn.Module:
     if config.name == "cnn":
-        model = cnn(shape, classes, config.width, config.norm, config.dropout)
-    elif config.name == "mlp":
-        model = mlp(shape, classes, config.width, config.dropout)
-    else:
-        model = resnet(config.name, shape, classes)
-    return model.to(getattr(torch, config.dtype))
+        return cnn(shape, classes, config.width, config.norm, config.dropout)
+    if config.name == "mlp":
+        return mlp(shape, classes, config.width, config.dropout)
+    return resnet(config.name, shape, classes)

@@ -3,10 +3,14 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from PIL import Image
 
+from course_lib.train import model
 from course_lib.train.cli import Help, parse
 from course_lib.train.config import check
 from course_lib.train.errors import ConfigError
@@ -120,6 +124,7 @@ LATER = [  # found when the ranks are up already
     ),
     (["--data.name", "mnist", "--data.strict"], "mnist could not be downloaded to data ("),
     (["--model.name", "resnet18", "--data.global_batch", "359"], "has 1 samples for 1 ranks"),
+    (["--model.width", "10000000000"], "--model.width 10000000000 makes "),
     (["--run.dir", "strangers"], "strangers is not empty and holds no run (it has thesis.txt)."),
     (["--run.device", "cuda"], "torch sees no GPU here"),
 ]
@@ -182,3 +187,16 @@ def test_help_is_not_waited_for(monkeypatch):
 
     monkeypatch.setattr(main.time, "sleep", lambda seconds: pytest.fail("waited"))
     assert main.leave("help", main.FINISHED, first=False) == 0
+
+
+def test_a_network_larger_than_memory(monkeypatch):
+    """4 times 4 bytes for each of the parameters of an mlp, counted by hand."""
+    parameters = (64 * 8000 + 8000) + (8000 * 10 + 10)
+    for spare, fits in ((0, True), (-1, False)):
+        monkeypatch.setattr(
+            psutil, "virtual_memory", lambda spare=spare: SimpleNamespace(total=16 * parameters + spare)
+        )
+        with nullcontext() if fits else pytest.raises(ConfigError, match=f"1000 makes {parameters:,} parameters"):
+            model.check_memory(model.ModelConfig("mlp", width=1000), (1, 8, 8), 10)
+    with pytest.raises(ConfigError, match="larger than can be counted"):
+        model.check_memory(model.ModelConfig("mlp", width=10**30), (1, 8, 8), 10)
