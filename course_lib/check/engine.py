@@ -9,7 +9,7 @@ from typing import Any
 
 from course_lib.check.spec import Answer, Case, Spec
 from course_lib.launch import RunError, run
-from course_lib.launch.pickling import cell_names
+from course_lib.launch.pickling import cell_names, dumps, text_of
 
 
 class CheckFailed(AssertionError):
@@ -72,9 +72,12 @@ def _call_all(fn: Callable, inputs: list[tuple], cells: dict[str, str]) -> list[
     answers = []
     for values in inputs:
         try:
-            answers.append(Answer(fn(*values)))
-        except Exception as error:  # noqa: BLE001 - whatever the learner's code raises is its answer
-            frames = traceback.extract_tb(error.__traceback__)[1:]
-            where = f"{cells.get(frames[-1].filename) or Path(frames[-1].filename).name}, line {frames[-1].lineno}"
-            answers.append(Answer(None, type(error).__name__, str(error), where if frames else ""))
+            value = fn(*values)
+            dumps(value)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the learner's code raises is its answer
+            last = ([None, *traceback.extract_tb(error.__traceback__)[1:]])[-1]  # none: the call itself failed
+            where = f"{cells.get(last.filename) or Path(last.filename).name}, line {last.lineno}" if last else ""
+            answers.append(Answer(None, type(error).__name__, text_of(error), where))
+        else:
+            answers.append(Answer(value))
     return answers

@@ -3,10 +3,12 @@
 import json
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from course_lib.launch import trace
+from course_lib.launch.result import Message
 from course_lib.launch.trace import Blocked, Reader
 
 # What a rank sees when somebody else has failed; never the cause.
@@ -35,7 +37,11 @@ class RankState:
     @property
     def victim(self) -> bool:
         """Its error only tells that another rank went away."""
-        return self.error is not None and bool(_VICTIM.search(f"{self.error['type']}: {self.error['message']}"))
+        return (
+            self.error is not None
+            and self.error["in_torch"]
+            and bool(_VICTIM.search(f"{self.error['type']}: {self.error['message']}"))
+        )
 
     def words(self) -> str:
         """One line: finished, raised, died, or where it waits and for whom."""
@@ -86,7 +92,7 @@ def waits(blocked: Blocked) -> str:
     return f"waits in {blocked.op} ({blocked.where})"
 
 
-def explain_hang(states: list[RankState]) -> str:
+def explain_hang(states: list[RankState], messages: Sequence[Message] = ()) -> str:
     """Why nobody can go on: the circle, or the rank for which the others wait in vain."""
     for state in states:
         chain, rank = [], state.rank
@@ -96,7 +102,9 @@ def explain_hang(states: list[RankState]) -> str:
         if rank in chain:
             return _circle([states[k] for k in chain[chain.index(rank) :]])
         if chain and not states[rank].blocked:
-            return _dead_end(states[chain[-1]], states[rank])
+            return _dead_end(states[chain[-1]], states[rank], messages)
+    if all(state.blocked or state.state == trace.RETURNED for state in states):
+        return "Each rank waits in a call that no other rank answers; the lines below say where."
     return "No rank waits for another one: the time was too short, or a rank computes for ever."
 
 
@@ -110,8 +118,14 @@ def _circle(states: list[RankState]) -> str:
     return f"A circle, rank {arrows}: each waits for the next one."
 
 
-def _dead_end(waiting: RankState, other: RankState) -> str:
+def _dead_end(waiting: RankState, other: RankState, messages: Sequence[Message]) -> str:
     told = f"rank {waiting.rank} {waits(waiting.blocked)}"
+    for m in messages:
+        if (m.rank, m.op, m.peer, m.end) == (other.rank, "isend", waiting.rank, None):
+            return (
+                f"{told}; rank {other.rank} has called isend to it ({m.where}) but never wait() on what isend "
+                "returned: only then is a message sure to have left."
+            )
     if waiting.blocked.op not in trace.POINT_TO_POINT:
         missing, missed = "call it", "calling it"
     elif waiting.blocked.op in _SENDS or waiting.blocked.op.startswith("send"):
@@ -129,7 +143,7 @@ def _waits_for(states: list[RankState], rank: int) -> int | None:
     if blocked is None or states[rank].state == trace.RETURNED or states[rank].error:
         return None
     if blocked.op in trace.POINT_TO_POINT:
-        return blocked.peer
+        return blocked.peer if blocked.peer is not None and 0 <= blocked.peer < len(states) else None
     for other in blocked.ranks:
         if other != rank and len(states[other].begun.get(blocked.ranks, ())) <= blocked.number:
             return other

@@ -19,7 +19,7 @@ import psutil
 from course_lib.launch import diagnose, trace
 from course_lib.launch.pickling import cell_names, cell_sources, pickle_call
 from course_lib.launch.result import Result
-from course_lib.launch.supervise import Interrupt, Supervisor, can_fork, exclusive
+from course_lib.launch.supervise import TAG, Interrupt, Supervisor, can_fork, exclusive
 
 # Memory of a rank that is not shared with others. Idle ranks took 10 and 282 MB (`course bench launch --memory`);
 # the rest is for what the function does.
@@ -104,8 +104,14 @@ def _check(fn, ranks, args, timeout, backend, start, nodes) -> str:
         raise ValueError(f"{ranks} ranks do not spread evenly over nodes={nodes!r}.")
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"args must be a tuple, such as args=({args!r},), not a {type(args).__name__}.")
-    if not timeout > 0:
-        raise ValueError(f"timeout={timeout}: give a positive number of seconds.")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}.")
+    if not 0 < timeout <= 1e6:
+        raise ValueError(f"timeout={timeout}: give a positive number of seconds, at most a million.")
+    if backend not in ("gloo", "nccl"):
+        raise ValueError(f"backend={backend!r}: choose 'gloo' (CPU tensors) or 'nccl' (GPUs).")
+    if TAG in os.environ and "RANK" in os.environ:
+        raise RuntimeError("run() was called inside a rank of another run(): call it from the notebook or script only.")
     if start not in ("auto", "fork", "torchrun"):
         raise ValueError(f"start={start!r}: choose 'auto', 'fork' or 'torchrun'.")
     if start == "fork" and not can_fork():
@@ -142,12 +148,13 @@ class _Run:
     def go(self, call: bytes, backend: str, start: str, watch: bool, nodes: int) -> Result:
         (self.folder / "call.pickle").write_bytes(call)
         plan = {"backend": backend, "watch": watch, "cells": cell_names(), "sources": cell_sources()}
+        plan["path"] = list(map(str, sys.path))
         plan["group_timeout"] = self.timeout + 60  # ours comes first: it can say who waits for whom
         (self.folder / "plan.json").write_text(json.dumps(plan))
         began = time.monotonic()
         for number, argv in enumerate(self.commands(nodes, start)):
             log = self.folder / f"torchrun_{number}.log"
-            self.current.start(start, argv, log, env=dict(os.environ), cwd=_cwd())
+            self.current.start(start, argv, log, env=_environment(), cwd=cwd())
         while True:
             ended = self.current.poll(0.005) is not None
             self.show()
@@ -279,8 +286,8 @@ class _Run:
             if not last:
                 data = data[: data.rfind(b"\n") + 1]
             self.shown[rank] += len(data)
-            for line in data.decode(errors="replace").splitlines():
-                print(f"[rank {rank}] {line}")
+            for line in data.decode(errors="replace").removesuffix("\n").split("\n"):
+                print(f"[rank {rank}] {line.rsplit(chr(13), 1)[-1]}")  # a progress bar: what stands at last
             if self.shown[rank] >= _SHOWN:
                 print(f"[rank {rank}] … more than {_SHOWN >> 20} MB: the rest is in .output[{rank}] only")
 
@@ -291,7 +298,7 @@ class _Run:
             path = self.folder / f"rank_{rank}.out"
             size = path.stat().st_size if path.exists() else 0
             if size <= KEPT:
-                texts.append(path.read_text(errors="replace") if size else "")
+                texts.append(path.read_bytes().decode(errors="replace") if size else "")
                 continue
             with path.open("rb") as file:
                 head = file.read(KEPT // 2).decode(errors="replace")
@@ -340,17 +347,18 @@ class _Run:
         guilty = None if headline else diagnose.culprit(states)
         lines = []
         if headline:
-            lines = [headline, "", diagnose.explain_hang(states)]
+            lines = [headline, "", diagnose.explain_hang(states, messages)]
         elif guilty and guilty.error:
             lines = [f"rank {guilty.rank} failed: {guilty.error['type']}: {guilty.error['message']}", ""]
             for frame in guilty.error["frames"]:
                 lines += [f"  {frame['where']}, in {frame['function']}", f"      {frame['text']}"]
+            lines += [f"  {cause}" for cause in guilty.error["causes"]]
         elif guilty:
             lines = [f"rank {guilty.rank} {guilty.death()}"]
         else:
             lines = [self.start_failure(states)]
         if told := diagnose.mismatch(states):
-            lines += ["", told]
+            lines = [lines[0], "", told] if headline else [*lines, "", told]
         others = [f"rank {s.rank}: {s.words()}" for s in states if s is not guilty]
         text = "\n".join([*lines, "", *others])
         output = self.output()
@@ -377,7 +385,13 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _cwd() -> Path:
+def _environment() -> dict[str, str]:
+    """Ours, without torchrun's own options (PET_*), which would change what was asked for."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+
+
+def cwd() -> Path:
+    """The current folder. Raises ValueError with a sentence when it is gone."""
     try:
         return Path.cwd()
     except FileNotFoundError:

@@ -66,6 +66,14 @@ def _why_not(fn: Any, args: tuple, error: Exception) -> str:
     return f"{name} cannot be sent to another process: {error}"
 
 
+def text_of(error: BaseException) -> str:
+    """What the exception says; its own __str__ may fail."""
+    try:
+        return str(error)
+    except Exception as failure:  # noqa: BLE001 - the learner's __str__ can raise anything
+        return f"(its __str__ raised {type(failure).__name__})"
+
+
 def cell_names() -> dict[str, str]:
     """Map the file names of this kernel's cells to "Cell In[n]"; empty outside IPython."""
     ipython = sys.modules.get("IPython")

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from course_lib.launch import trace
 from course_lib.launch.dying import die_with_parent
-from course_lib.launch.pickling import dumps
+from course_lib.launch.pickling import dumps, text_of
 from course_lib.launch.watch import Watch
 
 _OURS = str(Path(__file__).parent)
@@ -79,10 +79,12 @@ class Rank:
     def work(self) -> None:
         """Join the group, call the function, write its value."""
         dist.init_process_group(self.plan["backend"], timeout=timedelta(seconds=self.plan["group_timeout"]))
-        fn, args = pickle.loads((self.folder / "call.pickle").read_bytes())
         dist.barrier()
         if self.plan["watch"]:
             Watch(self.writer, self.label).install()
+        # After the wrappers are in place: what the call names, such as a `send` that a cell imported from
+        # torch.distributed, is looked up now.
+        fn, args = pickle.loads((self.folder / "call.pickle").read_bytes())
         begin = time.monotonic()
         self.writer.state(trace.RUNNING, begin=begin)
         value = fn(*args)
@@ -98,15 +100,20 @@ class Rank:
     def failed(self, error: BaseException) -> None:
         """Write what went wrong, as the learner's own lines."""
         frames = [f for f in traceback.extract_tb(error.__traceback__) if not _hidden(f.filename)]
+        in_torch = bool(frames) and frames[-1].filename.startswith(_TORCH)
         frames = [f for f in frames if not f.filename.startswith(_TORCH)] or frames[-1:]
+        told = [
+            {"where": self.label(f.filename, f.lineno or 0), "function": f.name, "text": f.line or ""} for f in frames
+        ]
+        if len(told) > 12:  # a recursion without end
+            told[6:-6] = [{"where": f"… {len(told) - 12} more …", "function": "", "text": ""}]
         story = {
             "type": type(error).__name__,
-            "message": str(error),
+            "message": text_of(error),
             "time": time.time(),
-            "frames": [
-                {"where": self.label(f.filename, f.lineno or 0), "function": f.name, "text": f.line or ""}
-                for f in frames
-            ],
+            "in_torch": in_torch,
+            "frames": told,
+            "causes": _causes(error),
         }
         partial = self.path("error.partial")
         partial.write_text(json.dumps(story))
@@ -119,6 +126,16 @@ class Rank:
         """
         while self.count(".end") < self.world:
             time.sleep(0.05)
+
+
+def _causes(error: BaseException) -> list[str]:
+    """The exceptions behind this one, and those inside an ExceptionGroup."""
+    found = [f"contains {type(e).__name__}: {text_of(e)}" for e in getattr(error, "exceptions", ())]
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    while cause is not None and len(found) < 10:
+        found.append(f"caused by {type(cause).__name__}: {text_of(cause)}")
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return found
 
 
 def _hidden(file: str) -> bool:

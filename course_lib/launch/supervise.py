@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,6 +42,7 @@ class Supervisor:
         self.ready = False
         self.exit_code: int | None = None
         self.gone = True
+        self.interrupt: Interrupt | None = None  # of the job that runs now
         self._buffer = b""
         ours, theirs = socket.socketpair()
         self._channel = ours
@@ -64,12 +65,13 @@ class Supervisor:
 
         way  "fork": from the warm agent; "torchrun": a fresh process
         """
-        self._await(lambda: self.ready, _WARM_LIMIT, "import torch")
-        self.exit_code, self.gone = None, False
+        self._await(lambda: self.ready, _WARM_LIMIT, "import torch", interruptible=True)
         env = {**env, TAG: self.owner}
         env.setdefault("OMP_NUM_THREADS", "1")
-        order = {"do": "start", "start": way, "argv": argv, "env": env, "cwd": str(cwd), "path": sys.path}
-        self._send({**order, "log": str(log)})
+        order = {"do": "start", "start": way, "argv": argv, "env": env, "cwd": str(cwd), "log": str(log)}
+        order["path"] = list(map(str, sys.path))
+        self.exit_code, self.gone = None, False
+        self._send(order)
 
     def poll(self, seconds: float) -> int | None:
         """Wait at most `seconds` for news; returns torchrun's exit code once it has ended."""
@@ -104,9 +106,11 @@ class Supervisor:
         except (BrokenPipeError, ConnectionResetError):
             self._died()
 
-    def _await(self, done, limit: float, what: str) -> None:
+    def _await(self, done: Callable[[], bool], limit: float, what: str, interruptible: bool = False) -> None:
         deadline = time.monotonic() + limit
         while not done():
+            if interruptible and self.interrupt and self.interrupt.count:
+                raise KeyboardInterrupt
             if time.monotonic() > deadline:
                 self.close()
                 raise TimeoutError(
@@ -208,6 +212,7 @@ def exclusive() -> Iterator[tuple[Supervisor, Interrupt]]:
     before = signal.signal(signal.SIGINT, interrupt) if main else None
     try:
         current = supervisor()
+        current.interrupt = interrupt
         try:
             yield current, interrupt
         finally:

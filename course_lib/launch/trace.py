@@ -38,6 +38,12 @@ OPS = [
     "scatter_object_list",
     "send_object_list",
     "recv_object_list",
+    "all_gather_single",
+    "gather_single",
+    "gather_into_tensor",
+    "reduce_scatter_single",
+    "all_reduce_coalesced",
+    "all_gather_coalesced",
 ]
 CAPACITY = 1 << 17  # calls a rank; the file is sparse, so unused rows cost nothing
 _HEADER = struct.Struct("<IIIiidd")  # state, calls, dropped, blocked call (-1: none), blocked where, begin, end

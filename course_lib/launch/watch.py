@@ -17,7 +17,11 @@ from course_lib.launch.trace import OPS, POINT_TO_POINT, Writer
 
 _PAYLOAD = {  # which argument holds what this rank puts in; "tensor" where not named
     "all_gather_into_tensor": "input_tensor",
+    "all_gather_single": "input_tensor",
     "reduce_scatter": "input_list",
+    "reduce_scatter_single": "input",
+    "all_reduce_coalesced": "tensors",
+    "all_gather_coalesced": "input_tensor_list",
     "reduce_scatter_tensor": "input",
     "all_to_all": "input_tensor_list",
     "all_to_all_single": "input",
@@ -36,7 +40,9 @@ class Watch:
     def install(self) -> None:
         """Replace each function wherever torch.distributed keeps it."""
         for number, op in enumerate(OPS):
-            original = getattr(distributed_c10d, op)
+            original = getattr(distributed_c10d, op, None)
+            if original is None:  # another version of torch
+                continue
             wrapper = self._wrap(number, op, original)
             for module in (distributed_c10d, dist):
                 setattr(module, op, wrapper)
@@ -82,6 +88,12 @@ class Watch:
         local = given.get("group_dst", given.get("group_src"))
         if peer is None and local is not None:
             peer = ranks[local]
+        if op in POINT_TO_POINT and peer is not None and not 0 <= peer < dist.get_world_size():
+            verb = "receives from" if "recv" in op else "sends to"
+            raise ValueError(
+                f"rank {dist.get_rank()} {verb} rank {peer}, but the ranks are 0 to {dist.get_world_size() - 1}: "
+                "take the number modulo the world size."
+            )
         group_number = self.writer.name("group", ranks)
         sequence = 0
         if op not in POINT_TO_POINT:
@@ -117,6 +129,13 @@ class WatchedWork:
             writer.blocked(-1, -1)
         writer.done(self._row, time.monotonic())
         return result
+
+    def is_completed(self) -> bool:
+        """As torch's; True is noted as the end of the call."""
+        done = self._work.is_completed()
+        if done:
+            self._watch.writer.done(self._row, time.monotonic())
+        return done
 
     def __getattr__(self, name: str):
         return getattr(self._work, name)

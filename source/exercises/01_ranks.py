@@ -4,7 +4,7 @@
 # **Difficulty** easy · **Time** 15 minutes · **You write** about 12 lines · **Points** 5
 #
 # The same program runs on every rank. The environment that `torchrun` made is all that tells one rank from
-# another. Read it once, in one function, and the rest of a training script needs no `if`.
+# another. Read it once, in one function, and the rest of a training script need not look at the environment again.
 #
 # **Goal.** `read_environment(env, gpus)` turns the environment into a dictionary with these seven fields,
 # right on one node, on several, on nodes of different size, and without `torchrun` at all:

@@ -113,14 +113,14 @@ run(wait_in_vain, ranks=2)
 # %% [markdown]
 # The cell ended after a few seconds and said who waits, in which line, and why it is hopeless. Started by
 # hand, the same program would sit there silently until gloo's timeout, 30 minutes by default. You may
-# interrupt a cell at any time (the ■ button, or `I` twice): all its processes end.
+# interrupt a cell at any time (the ■ button, or Esc and then `I` twice): all its processes end.
 #
 # ## A first training
 #
-# `train` starts the course's training loop as a program of its own, with the command that it prints first. On
-# a cluster you would type that same command. The recipe `digits` trains a small network on 1,797 scans of
-# handwritten digits, which come with the course. Here two ranks share the work: each sees half of every
-# batch.
+# `train` starts the course's training loop as a program of its own, with the command that it prints first. On a
+# cluster you would type that same command. The recipe `digits` trains a small network on 1,797 scans of
+# handwritten digits, which come with the course; 360 of them are kept for the test. Here two ranks share the
+# work: each sees half of every batch.
 #
 # **Predict:** what accuracy on digits that the model has not seen?
 

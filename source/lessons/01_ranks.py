@@ -154,7 +154,7 @@ print("GPUs here:", torch.cuda.device_count())
 #
 # If `nccl` "is in this build" although you have no GPU, that means the library was shipped, not that it can
 # work: using it here raises an error. DDP itself does not care which backend it has. What you write in this
-# course for gloo runs on NCCL with one word changed.
+# course for gloo runs on NCCL once its tensors are on the GPU and the backend has the other name.
 #
 # ## Two nodes: RANK against LOCAL_RANK
 #

@@ -348,6 +348,9 @@ def uses_lock():
         ({"fn": print, "ranks": 1_000_000}, ValueError, "MB are free: at most"),
         ({"fn": print, "args": 3}, TypeError, "args must be a tuple"),
         ({"fn": print, "timeout": 0}, ValueError, "positive number of seconds"),
+        ({"fn": print, "timeout": "5"}, TypeError, "number of seconds"),
+        ({"fn": print, "timeout": float("inf")}, ValueError, "at most a million"),
+        ({"fn": print, "backend": "mpi"}, ValueError, "choose 'gloo'"),
         ({"fn": print, "start": "spawn"}, ValueError, "choose 'auto'"),
     ],
 )
@@ -387,3 +390,109 @@ def test_failure_on_the_second_node():
     assert fails(leave_quietly, 2, nodes=2).culprit == 1
     with pytest.raises(ValueError, match="3 ranks do not spread evenly over nodes=2"):
         run(print, 3, nodes=2)
+
+
+def test_a_rank_that_is_not_there():
+    def send():
+        dist.send(torch.ones(1), dist.get_rank() + 1)
+
+    def receive():
+        dist.recv(torch.ones(1), dist.get_rank() - 1)
+
+    assert "rank 1 sends to rank 2, but the ranks are 0 to 1" in str(fails(send, 2))
+    assert "rank 0 receives from rank -1, but the ranks are 0 to 1" in str(fails(receive, 2))
+
+
+from torch.distributed import all_reduce, isend  # noqa: E402 - imported by name, as a cell may do
+
+
+def test_functions_imported_by_name_are_recorded():
+    def work():
+        all_reduce(torch.ones(2))
+        peer = dist.get_rank() ^ 1
+        ops = [dist.P2POp(isend, torch.ones(4), peer), dist.P2POp(dist.irecv, torch.ones(4), peer)]
+        [request.wait() for request in dist.batch_isend_irecv(ops)]
+
+    assert sorted(m.op for m in run(work, 2).messages) == ["all_reduce"] * 2 + ["irecv"] * 2 + ["isend"] * 2
+
+
+def test_every_collective_of_torch_is_watched():
+    import inspect
+
+    from torch.distributed import distributed_c10d
+
+    from course_lib.launch.trace import OPS
+
+    quiet = ("init", "destroy", "new_", "get_", "set_", "split_", "shrink_")  # they move no tensor
+    found = {
+        name
+        for name in distributed_c10d.__all__
+        if inspect.isfunction(function := getattr(distributed_c10d, name)) and not name.startswith(quiet)
+        if "group" in inspect.signature(function).parameters
+    }
+    assert found - set(OPS) == set()
+
+
+def test_isend_without_wait_is_named():
+    def work():
+        if dist.get_rank() == 0:
+            dist.isend(torch.ones(1), 1)
+        else:
+            dist.recv(torch.ones(1), 0)
+
+    try:
+        run(work, 2)  # it may get through
+    except RunError as error:
+        assert "has called isend to it" in str(error), str(error)
+
+
+def test_path_objects_in_sys_path(monkeypatch, tmp_path):
+    (tmp_path / "beside.py").write_text("def answer():\n    return 42\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    assert run(lambda: 1, 1).results == [1]
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    import beside
+
+    for start in ("fork", "torchrun"):
+        assert run(beside.answer, 1, start=start).results == [42]
+
+
+def test_causes_and_long_tracebacks():
+    def outer():
+        try:
+            {}["key"]
+        except KeyError as error:
+            raise RuntimeError("outer") from error
+
+    def endless():
+        return endless()
+
+    class Mute(Exception):
+        def __str__(self):
+            raise TypeError
+
+    def mute():
+        raise Mute
+
+    assert "caused by KeyError: 'key'" in str(fails(outer, 1))
+    text = str(fails(endless, 1))
+    assert "RecursionError" in text and " more …" in text and len(text) < 5000
+    assert "Mute: (its __str__ raised TypeError)" in str(fails(mute, 1))
+
+
+def test_own_error_that_sounds_like_the_network_is_the_culprit():
+    def work():
+        if dist.get_rank() == 1:
+            raise RuntimeError("Read error in my own file parser")
+        dist.barrier()
+
+    assert fails(work, 2).culprit == 1
+
+
+def test_run_within_a_rank_is_refused():
+    def work():
+        from course_lib import run
+
+        run(print, 1)
+
+    assert "inside a rank of another run()" in str(fails(work, 1))

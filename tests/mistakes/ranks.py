@@ -1,6 +1,9 @@
 """Wrong and right answers to exercise 01. The name of a wrong answer is the verdict that it must get."""
 
 import os
+import sys
+
+import torch
 
 
 def _right(env, gpus):
@@ -71,6 +74,10 @@ UNNAMED = {
     "a field is missing": lambda env, gpus: {"rank": int(env.get("RANK", 0))},
     "True for rank 1": _with(rank=lambda env, f: bool(f["rank"])),
     "crashes": lambda env, gpus: 1 / 0,
+    "takes one argument": lambda env: {},
+    "generator": lambda env, gpus: (k for k in env),
+    "array": lambda env, gpus: {"rank": torch.tensor([1, 2])},
+    "leaves": lambda env, gpus: sys.exit(),
 }
 ENDLESS = _never
 

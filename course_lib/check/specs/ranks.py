@@ -85,7 +85,8 @@ def compare(case: Case, answer: Answer) -> str | None:
 
 
 def _field(answer: Answer, name: str) -> object:
-    return answer.value.get(name) if isinstance(answer.value, dict) else answer.value
+    got = answer.value.get(name) if isinstance(answer.value, dict) else answer.value
+    return got if isinstance(got, (int, str)) else None  # an array has no truth value
 
 
 def _wrong(name: str, value: Callable[[dict[str, str]], object]) -> Callable[[Case, Answer], bool]:
@@ -95,7 +96,8 @@ def _wrong(name: str, value: Callable[[dict[str, str]], object]) -> Callable[[Ca
         env = case.inputs[0]
         if not env or not isinstance(answer.value, dict) or case.expected is ValueError:
             return False
-        return answer.value.get(name) != case.expected[name] and answer.value.get(name) == value(env)
+        got = answer.value.get(name)
+        return isinstance(got, (int, str)) and got != case.expected[name] and got == value(env)
 
     return fits
 
