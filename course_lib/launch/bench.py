@@ -96,10 +96,11 @@ def _table(rows: list[tuple]) -> None:
         print(f"{ranks:>5}  {name:<22}{cells[0]:>22}{cells[1]:>22}{cpu:>8.2f}{factor:>9}")
 
 
-def bench(sizes: list[int], rounds: int) -> list[tuple]:
+def bench(sizes: list[int], rounds: int, plain: bool = False) -> list[tuple]:
     """Interleave the ways to start, `rounds` times; rows of the table."""
     ways: dict[str, Callable[[int], tuple]] = {"torchrun script.py": time_torchrun}
-    ways["run(start='torchrun')"] = lambda ranks: time_run(ranks, "torchrun")
+    if plain or not can_fork():
+        ways["run(start='torchrun')"] = lambda ranks: time_run(ranks, "torchrun")
     if can_fork():
         ways["run()"] = lambda ranks: time_run(ranks, "fork")
     run(_sum_of_ranks, 1, quiet=True)  # the agent's own start is not what is measured
@@ -126,6 +127,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="course bench launch", description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], metavar="N")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each way and size")
+    parser.add_argument("--plain", action="store_true", help="measure run(start='torchrun') as well")
     parser.add_argument("--memory", action="store_true", help="print the unshared memory of an idle rank instead")
     options = parser.parse_args(argv)
     if min(options.ranks) < 1 or options.rounds < 1:
@@ -135,5 +137,5 @@ def main(argv: list[str]) -> int:
             print(f"{start}: {max(run(_unshared, 2, start=start, quiet=True).results):.0f} MB a rank, not shared")
         return 0
     print(f"{psutil.cpu_count()} cores, torch {torch.__version__}; median (least–most) of {options.rounds} rounds")
-    _table(bench(options.ranks, options.rounds))
+    _table(bench(options.ranks, options.rounds, options.plain))
     return 0
