@@ -3,6 +3,6 @@
 from course_lib.launch.notebook_run import RunError, RunInterrupted, run
 from course_lib.launch.program import torchrun
 from course_lib.launch.result import Message, Result
-from course_lib.launch.supervise import prewarm, shutdown
+from course_lib.launch.supervise import prewarm, scratch, shutdown
 
-__all__ = ["Message", "Result", "RunError", "RunInterrupted", "prewarm", "run", "shutdown", "torchrun"]
+__all__ = ["Message", "Result", "RunError", "RunInterrupted", "prewarm", "run", "scratch", "shutdown", "torchrun"]

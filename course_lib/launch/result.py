@@ -30,7 +30,8 @@ class Result:
 
     results[k]   what the function returned on rank k
     output[k]    what rank k printed
-    messages     every send, receive and collective of every rank, by start time
+    messages     every send, receive and collective that a rank called through torch.distributed, by start time.
+                 What DDP sends during backward is called from C++ and is not among them.
     seconds      time the slowest rank spent in the function (the start of the processes is not counted)
     """
 

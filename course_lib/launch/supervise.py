@@ -186,6 +186,11 @@ def prewarm() -> None:
     supervisor()
 
 
+def scratch() -> Path:
+    """A folder for passing files; it goes with this process, however that ends."""
+    return supervisor().folder
+
+
 def shutdown() -> None:
     """End the agent now, as the end of this process would."""
     with _lock:

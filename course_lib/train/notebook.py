@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from course_lib.launch import torchrun
+from course_lib.launch import scratch, torchrun
 from course_lib.train.cli import parse
 from course_lib.train.config import check
 from course_lib.train.display import Live, Progress
@@ -82,7 +82,7 @@ def follow(args: list[str], ranks: int, folder: Path, timeout: float | None) -> 
             run = TrainRun.read(folder) if fresh(folder, began) else None
             live.show(Progress(run, time.monotonic() - since))
 
-    with tempfile.TemporaryDirectory(prefix="course-train-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="train-", dir=scratch()) as temporary:
         log = Path(temporary) / "output.log"
         show(always=True)
         try:
