@@ -75,11 +75,11 @@ def train(
 
 def follow(args: list[str], ranks: int, folder: Path, timeout: float | None) -> TrainRun:
     """Start torchrun, show the run while it goes on, and read it back."""
-    began, since, live = time.time(), time.monotonic(), Live()
+    before, since, live = stamp(folder), time.monotonic(), Live()
 
     def show(always: bool = False) -> None:
         if always or live.due():
-            run = TrainRun.read(folder) if fresh(folder, began) else None
+            run = TrainRun.read(folder) if stamp(folder) != before else None
             live.show(Progress(run, time.monotonic() - since))
 
     with tempfile.TemporaryDirectory(prefix="train-", dir=scratch()) as temporary:
@@ -94,22 +94,22 @@ def follow(args: list[str], ranks: int, folder: Path, timeout: float | None) -> 
             raise TimeoutError(f"{late} To continue: train(..., dir={str(folder)!r}).") from None
         finally:
             output = log.read_text(errors="replace") if log.exists() else ""
-            if fresh(folder, began):
+            if stamp(folder) != before:
                 show(always=True)
                 with suppress(OSError):  # the log is a convenience; the run itself is complete without it
                     shutil.copy(log, folder / "output.log")
-    return judge(folder, began, output)
+    return judge(folder, before, output)
 
 
-def fresh(folder: Path, began: float) -> bool:
-    """Whether this launch got as far as its run folder (an older one may be there already)."""
+def stamp(folder: Path) -> int:
+    """When status.json was written last, in ns; 0: never. A change tells that this launch got to its run folder."""
     status = folder / "status.json"
-    return status.exists() and status.stat().st_mtime >= began - 1
+    return status.stat().st_mtime_ns if status.exists() else 0
 
 
-def judge(folder: Path, began: float, output: str) -> TrainRun:
+def judge(folder: Path, before: int, output: str) -> TrainRun:
     """The run when it finished or stopped; otherwise one sentence and the traceback of the culprit."""
-    if not fresh(folder, began):
+    if stamp(folder) == before:
         said = spoken(output)
         if "Traceback (most recent call last)" in "\n".join(said):
             raise TrainError("The run failed before its first step.\n\n" + "\n".join(said))
