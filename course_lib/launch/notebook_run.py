@@ -167,7 +167,7 @@ class _Run:
             if ended or self.exit_codes or trace.RAISED in states:
                 self.settle()
                 self.fail()
-            self.check_time(began, start)
+            self.check_time(began)
 
     def commands(self, nodes: int, start: str) -> list[list[str]]:
         """The arguments of torchrun, for each node."""
@@ -204,7 +204,7 @@ class _Run:
         for rank in [k for k in self.exit_codes if (self.folder / f"rank_{k}.end").exists()]:
             del self.exit_codes[rank]  # it had finished
 
-    def check_time(self, began: float, start: str) -> None:
+    def check_time(self, began: float) -> None:
         """Raise when the time is up, or as soon as it is clear that nobody will ever move."""
         now = time.monotonic()
         begins = [reader.header()[5] for reader in self.readers]

@@ -1,4 +1,4 @@
-"""Run a program under plain torchrun from a notebook: followed, interruptible, and gone when it is over."""
+"""Run a program under torchrun from a notebook: followed, interruptible, and gone when it is over."""
 
 import os
 import signal
