@@ -2,8 +2,9 @@
 
 It speaks JSON lines over a socket with the one who started it:
 in   {"do": "start", "start": "fork" | "torchrun", "argv": [...], "env": {...}, "cwd": ..., "path": [...], "log": ...}
+     {"do": "start", "start": "direct", "ranks": 4, "folder": ..., "env": ..., "cwd": ..., "path": ..., "log": ...}
      {"do": "signal", "number": 15}     {"do": "kill"}
-out  {"event": "ready"}     {"event": "exit", "code": 1}     {"event": "gone"}
+out  {"event": "ready"}     {"event": "exit", "code": 1, "rank": None}     {"event": "gone"}
 The end of the socket means that the kernel is gone: then everything dies.
 """
 
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -53,6 +55,7 @@ class Agent:
         self.channel, self.folder = channel, folder
         self.parent = os.getppid()
         self.jobs: set[int] = set()  # a torchrun for each node
+        self.ranks: dict[int, int] = {}  # process: rank, of a direct start
         self.busy = False  # a job was started and its last process is not gone yet
         self.buffer = b""
 
@@ -76,32 +79,41 @@ class Agent:
 
     def obey(self, order: dict) -> None:
         if order["do"] == "start":
-            self.jobs.add(self.start(order))
             self.busy = True
+            self.start(order)
         elif order["do"] == "signal":
             for job in self.jobs:
                 os.kill(job, order["number"])
         elif order["do"] == "kill" and self.busy:
             self.end_all()
 
-    def start(self, order: dict) -> int:
+    def start(self, order: dict) -> None:
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
-            if order["start"] == "fork":
-                return self.fork(order, log)
-            me = os.getpid()
-            process = subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", *order["argv"]],
-                env=order["env"], cwd=order["cwd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                preexec_fn=lambda: (signal.signal(signal.SIGINT, signal.SIG_DFL), die_with_parent(me)),
-            )  # fmt: skip
-            process.returncode = 0  # we reap it ourselves
-            return process.pid
+            if order["start"] == "direct":
+                for rank in range(order["ranks"]):
+                    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(order["ranks"])}
+                    self.ranks[self.fork({**order, "env": order["env"] | place}, log, _rank)] = rank
+            elif order["start"] == "fork":
+                self.jobs.add(self.fork(order, log, _torchrun))
+            else:
+                self.jobs.add(self.fresh(order, log))
         finally:
             os.close(log)
 
-    def fork(self, order: dict, log: int) -> int:
-        """A child that calls torchrun's own entry, with torch already imported."""
+    def fresh(self, order: dict, log: int) -> int:
+        """A plain torchrun."""
+        me = os.getpid()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *order["argv"]],
+            env=order["env"], cwd=order["cwd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            preexec_fn=lambda: (signal.signal(signal.SIGINT, signal.SIG_DFL), die_with_parent(me)),
+        )  # fmt: skip
+        process.returncode = 0  # we reap it ourselves
+        return process.pid
+
+    def fork(self, order: dict, log: int, work: Callable[[dict], None]) -> int:
+        """A child that does `work`, with torch already imported."""
         me = os.getpid()
         pid = os.fork()
         if pid:
@@ -118,9 +130,7 @@ class Agent:
             os.environ.clear()
             os.environ.update(order["env"])
             sys.path[:] = order["path"]
-            from torch.distributed.run import main
-
-            main(order["argv"])
+            work(order)
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
@@ -132,7 +142,11 @@ class Agent:
             os._exit(code)
 
     def look(self) -> None:
-        """Reap what has ended; when a torchrun has, end what is left of the run."""
+        """Reap what has ended; when a torchrun has, end what is left of the run.
+
+        A direct start has no torchrun that waits for all: there the first rank that leaves is news, and the kernel's
+        side decides when the others have had their say.
+        """
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -141,13 +155,16 @@ class Agent:
             if pid == 0:
                 return
             if pid in self.jobs:
-                self.say(event="exit", code=os.waitstatus_to_exitcode(status))
+                self.say(event="exit", code=os.waitstatus_to_exitcode(status), rank=None)
                 self.end_all()
                 return
+            if pid in self.ranks:
+                self.say(event="exit", code=os.waitstatus_to_exitcode(status), rank=self.ranks.pop(pid))
 
     def end_all(self) -> None:
         """Kill until there is no child: orphans become ours, so none can escape."""
         self.jobs.clear()
+        self.ranks.clear()
         limit = time.monotonic() + 20
         while time.monotonic() < limit:
             for process in psutil.Process().children(recursive=True):
@@ -164,6 +181,18 @@ class Agent:
         if self.busy:
             self.busy = False
             self.say(event="gone")
+
+
+def _torchrun(order: dict) -> None:
+    from torch.distributed.run import main
+
+    main(order["argv"])
+
+
+def _rank(order: dict) -> None:
+    from course_lib.launch.rank import main
+
+    main(order["folder"])
 
 
 def main() -> None:

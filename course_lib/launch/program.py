@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from course_lib.launch.notebook_run import cwd as current_folder
+from course_lib.launch.arguments import cwd as current_folder
 from course_lib.launch.supervise import can_fork, exclusive
 
 
@@ -43,7 +43,7 @@ def torchrun(
     deadline = time.monotonic() + timeout if timeout else float("inf")
     with exclusive() as (current, interrupt):
         whole_env = {**os.environ, **(env or {})}
-        current.start(start, argv, log, env=whole_env, cwd=Path(cwd or current_folder()))
+        current.start(start, argv=argv, log=log, env=whole_env, cwd=Path(cwd or current_folder()))
         while current.poll(0.2) is None:
             if on_tick:
                 on_tick()

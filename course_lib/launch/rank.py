@@ -78,7 +78,9 @@ class Rank:
 
     def work(self) -> None:
         """Join the group, call the function, write its value."""
-        dist.init_process_group(self.plan["backend"], timeout=timedelta(seconds=self.plan["group_timeout"]))
+        limit = timedelta(seconds=self.plan["group_timeout"])
+        place = {"rank": self.number, "world_size": self.world} if self.plan["meet"] else {}
+        dist.init_process_group(self.plan["backend"], init_method=self.plan["meet"], timeout=limit, **place)
         dist.barrier()
         if self.plan["watch"]:
             Watch(self.writer, self.label).install()

@@ -41,6 +41,7 @@ class Supervisor:
         self.pid = os.getpid()
         self.ready = False
         self.exit_code: int | None = None
+        self.rank_codes: dict[int, int] = {}  # of the ranks of a direct start that have left
         self.gone = True
         self.interrupt: Interrupt | None = None  # of the job that runs now
         self._buffer = b""
@@ -60,21 +61,22 @@ class Supervisor:
         """The agent still runs and belongs to this process (not to the one that we were forked from)."""
         return self.pid == os.getpid() and self._process.poll() is None
 
-    def start(self, way: str, argv: list[str], log: Path, *, env: dict[str, str], cwd: Path) -> None:
-        """Start a torchrun, or several for one run if there are nodes.
+    def start(self, way: str, *, log: Path, env: dict[str, str], cwd: Path, **order: object) -> None:
+        """Start a torchrun (with `argv`), or several for one run if there are nodes; or ranks without torchrun.
 
-        way  "fork": from the warm agent; "torchrun": a fresh process
+        way  "fork": torchrun from the warm agent; "torchrun": a fresh process; "direct": `ranks` of `folder`
         """
         self._await(lambda: self.ready, _WARM_LIMIT, "import torch", interruptible=True)
         env = {**env, TAG: self.owner}
         env.setdefault("OMP_NUM_THREADS", "1")
-        order = {"do": "start", "start": way, "argv": argv, "env": env, "cwd": str(cwd), "log": str(log)}
+        order |= {"do": "start", "start": way, "env": env, "cwd": str(cwd), "log": str(log)}
         order["path"] = list(map(str, sys.path))
         self.exit_code, self.gone = None, False
+        self.rank_codes.clear()
         self._send(order)
 
     def poll(self, seconds: float) -> int | None:
-        """Wait at most `seconds` for news; returns torchrun's exit code once it has ended."""
+        """Wait at most `seconds` for news; returns torchrun's exit code (direct start: a rank's) once it has ended."""
         if select.select([self._channel], [], [], seconds)[0]:
             try:
                 data = self._channel.recv(1 << 16)
@@ -87,7 +89,10 @@ class Supervisor:
                 event = json.loads(line)
                 self.ready = self.ready or event["event"] == "ready"
                 self.gone = self.gone or event["event"] == "gone"
-                self.exit_code = event["code"] if event["event"] == "exit" else self.exit_code
+                if event["event"] == "exit":
+                    self.exit_code = event["code"]
+                    if event["rank"] is not None:
+                        self.rank_codes[event["rank"]] = event["code"]
         return self.exit_code
 
     def signal(self, number: int) -> None:

@@ -10,6 +10,7 @@ import struct
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from course_lib.launch.result import Message
 
@@ -46,9 +47,22 @@ OPS = [
     "all_gather_coalesced",
 ]
 CAPACITY = 1 << 17  # calls a rank; the file is sparse, so unused rows cost nothing
-_HEADER = struct.Struct("<IIIiidd")  # state, calls, dropped, blocked call (-1: none), blocked where, begin, end
+_HEADER = struct.Struct("<IIIiiddI")  # as Header below
 _CALL = struct.Struct("<HHiiIQddII")  # op, done, peer, tag, group, bytes, start, end, where, number in its group
 _ROOM = 64
+
+
+class Header(NamedTuple):
+    """What a rank says of itself; times are those of time.monotonic()."""
+
+    state: int = STARTING
+    calls: int = 0
+    dropped: int = 0  # calls that the table had no room for
+    row: int = -1  # the call that the rank waits in; -1: none
+    where: int = -1
+    begin: float = 0.0  # of the function
+    end: float = 0.0
+    threads: int = 1  # Python threads of the rank when it began to wait
 
 
 class Writer:
@@ -62,7 +76,7 @@ class Writer:
         self._names = (folder / f"rank_{rank}.names").open("w", buffering=1)
         self._known: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._header = [STARTING, 0, 0, -1, -1, 0.0, 0.0]
+        self._header = [*Header()]
         self._write_header()
 
     def _write_header(self) -> None:
@@ -98,6 +112,7 @@ class Writer:
     def blocked(self, row: int, where: int) -> None:
         """The rank now waits in that row's call."""
         self._header[3:5] = row, where
+        self._header[7] = threading.active_count()
         self._write_header()
 
     def done(self, row: int, now: float, peer: int | None = None) -> None:
@@ -132,15 +147,15 @@ class Reader:
         self._map: mmap.mmap | None = None
         self._names: list[dict] = []
 
-    def header(self) -> tuple:
-        """(state, calls, dropped, blocked row, blocked where, begin, end)."""
+    def header(self) -> Header:
+        """What the rank says of itself now."""
         if self._map is None:
             try:
                 with self._path.open("rb") as file:
                     self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except (FileNotFoundError, ValueError):  # not there yet, or still empty
-                return (STARTING, 0, 0, -1, -1, 0.0, 0.0)
-        return _HEADER.unpack_from(self._map, 0)
+                return Header()
+        return Header(*_HEADER.unpack_from(self._map, 0))
 
     def _name(self, number: int) -> dict:
         if number >= len(self._names):
@@ -153,8 +168,9 @@ class Reader:
 
     def blocked(self) -> Blocked | None:
         """What the rank waits in now (or waited in when it died)."""
-        _, calls, _, row, where, _, _ = self.header()
-        if not 0 <= row < calls:
+        header = self.header()
+        row, where = header.row, header.where
+        if not 0 <= row < header.calls:
             return None
         op, _, peer, _, group, _, _, _, _, number = self._row(row)
         ranks = tuple(self._name(group).get("group", ()))
@@ -170,9 +186,8 @@ class Reader:
 
     def messages(self, zero: float) -> list[Message]:
         """All calls, with times in seconds after `zero`."""
-        calls = self.header()[1]
         found = []
-        for row in range(calls):
+        for row in range(self.header().calls):
             op, done, peer, tag, group, nbytes, start, end, where, _ = self._row(row)
             found.append(
                 Message(

@@ -28,6 +28,13 @@ _PAYLOAD = {  # which argument holds what this rank puts in; "tensor" where not 
 }
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
+# Called in the rank as (phase, op, peer, tensor) for each send and receive: phase "start" when the call is made (what
+# is sent is in the tensor), "done" when the call or its wait() has returned (what was received is there).
+Observer = Callable[[str, str, int | None, torch.Tensor], None]
+observers: list[Observer] = []
+
+_OBSERVED = ("send", "recv", "isend", "irecv")
+
 
 class Watch:
     """Installs the wrappers. `label(file, line)` turns a source position into words."""
@@ -63,7 +70,9 @@ class Watch:
                 return original(*args, **kwargs)
             given = signature.bind(*args, **kwargs).arguments
             where = self.where()
-            row = self._start(number, op, given, where)
+            row, peer = self._start(number, op, given, where)
+            tell = self._teller(op, peer, given)
+            tell("start")
             asynchronous = op in ("isend", "irecv") or given.get("async_op", False)
             self._inside.on = True
             if not asynchronous:
@@ -75,13 +84,23 @@ class Watch:
                 if not asynchronous:
                     self.writer.blocked(-1, -1)
             if asynchronous and result is not None:
-                return WatchedWork(result, self, row)
+                return WatchedWork(result, self, row, tell)
             self.writer.done(row, time.monotonic(), result if op == "recv" else None)
+            tell("done")
             return result
 
         return wrapper
 
-    def _start(self, number: int, op: str, given: dict, where: int) -> int:
+    @staticmethod
+    def _teller(op: str, peer: int | None, given: dict) -> Callable[[str], None]:
+        def tell(phase: str) -> None:
+            for observer in observers if op in _OBSERVED else ():
+                observer(phase, op, peer, given["tensor"])
+
+        return tell
+
+    def _start(self, number: int, op: str, given: dict, where: int) -> tuple[int, int | None]:
+        """Write the row; returns its number and the peer's global rank."""
         group = given.get("group") or dist.group.WORLD
         ranks = dist.get_process_group_ranks(group) if dist.is_initialized() else []
         peer = given.get("dst", given.get("src"))
@@ -99,10 +118,11 @@ class Watch:
         if op not in POINT_TO_POINT:
             sequence = self._collectives[group_number]
             self._collectives[group_number] += 1
-        return self.writer.start(
+        row = self.writer.start(
             number, -1 if peer is None else peer, given.get("tag", 0), group_number,
             _nbytes(given.get(_PAYLOAD.get(op, "tensor"))), time.monotonic(), where, sequence,
         )  # fmt: skip
+        return row, peer
 
 
 def _nbytes(thing: object) -> int:
@@ -116,8 +136,9 @@ def _nbytes(thing: object) -> int:
 class WatchedWork:
     """A `Work` handle that notes when its `wait()` returns; all else goes to torch's own handle."""
 
-    def __init__(self, work: dist.Work, watch: Watch, row: int) -> None:
-        self._work, self._watch, self._row = work, watch, row
+    def __init__(self, work: dist.Work, watch: Watch, row: int, tell: Callable[[str], None]) -> None:
+        self._work, self._watch, self._row, self._tell = work, watch, row, tell
+        self._over = False
 
     def wait(self, *args, **kwargs):
         """Wait as torch does; meanwhile the trace says where."""
@@ -127,15 +148,29 @@ class WatchedWork:
             result = self._work.wait(*args, **kwargs)
         finally:
             writer.blocked(-1, -1)
-        writer.done(self._row, time.monotonic())
+        self._done()
         return result
 
     def is_completed(self) -> bool:
         """As torch's; True is noted as the end of the call."""
         done = self._work.is_completed()
         if done:
-            self._watch.writer.done(self._row, time.monotonic())
+            self._done()
         return done
+
+    def get_future(self) -> torch.futures.Future:
+        """As torch's; its end is noted as the end of the call."""
+        return self._work.get_future().then(self._passed_on)
+
+    def _passed_on(self, future: torch.futures.Future) -> object:
+        self._done()
+        return future.value()
+
+    def _done(self) -> None:
+        if not self._over:
+            self._over = True
+            self._watch.writer.done(self._row, time.monotonic())
+            self._tell("done")
 
     def __getattr__(self, name: str):
         return getattr(self._work, name)

@@ -31,7 +31,7 @@ def test_error_names_cell_and_line(kernel):
     text = plain(done["error"])
     assert re.search(r"rank 1 failed: ValueError: bad sample\n\n  Cell In\[\d+\], line 3, in work\n", text)
     assert re.search(r"rank 0: waits in barrier \(Cell In\[\d+\], line 4\)", text)
-    assert "notebook_run.py" not in text  # our own frames say nothing to the learner
+    assert "course_lib/launch" not in text  # our own frames say nothing to the learner
     assert kernel.none_left(agent=True) == []
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from course_lib import run
 from course_lib.launch import RunError
-from course_lib.launch.notebook_run import KEPT
+from course_lib.launch.printed import KEPT
 from course_lib.launch.supervise import supervisor
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import a test file

@@ -1,0 +1,24 @@
+"""How a run ends badly, as exceptions that read well in a notebook."""
+
+
+class RunError(RuntimeError):
+    """A run that failed or hung. The text names the culprit first, then tells what each rank did.
+
+    culprit    the rank that failed first, or None for a hang
+    messages   all calls of torch.distributed until then
+    output     what each rank had printed
+    """
+
+    def __init__(self, text: str, *, culprit: int | None = None, messages=(), output=()) -> None:
+        super().__init__(text)
+        self.culprit, self.messages, self.output = culprit, list(messages), list(output)
+
+    def _render_traceback_(self) -> list[str]:
+        return ["", f"{type(self).__name__}: {self}"]
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """The run was interrupted; all its processes have ended."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
