@@ -2,6 +2,7 @@
 
 messages(r)   who sent what to whom, and when: a lane a rank, message by message with the arrow keys
 loss(t, ...)  the training loss of one or several runs
+ring(r)       step by step, what is summed where, for r = run(show.tracked(my_all_reduce), ranks=4)
 machine()     what this machine can do, in words
 """
 
@@ -11,11 +12,13 @@ from importlib import import_module
 # Loaded on first use: matplotlib costs a second, `import course_lib` must not.
 _HOME = {
     "messages": "course_lib.show.messages_picture",
+    "ring": "course_lib.show.ring_picture",
+    "tracked": "course_lib.collectives.tracked",
     "loss": "course_lib.show.loss_picture",
     "machine": "course_lib.show.machine_words",
     "Stepper": "course_lib.show.stepper",
 }
-__all__ = ["messages", "loss", "machine", "Stepper"]
+__all__ = ["messages", "ring", "tracked", "loss", "machine", "Stepper"]
 
 
 def __getattr__(name: str):
