@@ -12,3 +12,12 @@ def split(tensor: torch.Tensor, parts: int) -> list[torch.Tensor]:
     [3, 3, 2, 2]
     """
     return list(torch.tensor_split(tensor, parts))
+
+
+def length(numel: int, parts: int, index: int) -> int:
+    """Elements in chunk `index` of `split`, without a tensor.
+
+    >>> [length(10, 4, index) for index in range(4)]
+    [3, 3, 2, 2]
+    """
+    return numel // parts + (index < numel % parts)

@@ -4,6 +4,7 @@ The same algorithm runs over torch's point-to-point calls (here), plain TCP sock
 (shared.py) and the simulator with a logical clock (simulate.py). Ranks are those of the group: 0 to size - 1.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -31,19 +32,30 @@ class Transport(Protocol):
         """Receive from rank `source`: as many elements, of the same dtype, as the other side sends."""
 
     def exchange(self, out: torch.Tensor, to: int, into: torch.Tensor, source: int, op: str | None = None) -> None:
-        """Send `out` and receive `into` at the same time, so that a circle in which everybody does so goes on."""
+        """Send `out` and receive `into` at the same time, so that a circle in which everybody does so goes on.
+
+        The two must not overlap in memory.
+        """
 
 
 class TorchTransport:
     """Over `torch.distributed`'s isend and irecv, in the default group or the one given.
 
-    What arrives to be combined lands in a scratch tensor first; it is allocated once and kept, one for each dtype.
+    What arrives to be combined lands in a scratch tensor first. It is allocated once and kept, one for each dtype
+    and device: so keep the transport, too, when you call a collective many times.
+
+    The time limit is the group's. Gloo stops a rank that receives more bytes than it expects ("Received data size
+    doesn't match expected size") but not one that receives fewer. Each algorithm here sends both ways between
+    ranks, or around a circle, so when lengths differ at least one rank is stopped, unless a chunk is empty.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group = group or dist.group.WORLD
-        self.rank, self.size = dist.get_rank(self._group), dist.get_world_size(self._group)
-        self._scratch: dict[torch.dtype, torch.Tensor] = {}
+        self._group = dist.group.WORLD if group is None else group
+        self.rank = dist.get_rank(self._group)
+        if self.rank < 0:
+            raise ValueError(f"Rank {dist.get_rank()} is not in this group, so it cannot take part.")
+        self.size = dist.get_world_size(self._group)
+        self._scratch: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Send to rank `to`."""
@@ -55,26 +67,57 @@ class TorchTransport:
         if tensor.numel():
             landing = self._landing(tensor, op)
             dist.recv(landing, group=self._group, group_src=source)
-            self._combine(tensor, landing, op)
+            _combine(tensor, landing, op)
 
     def exchange(self, out: torch.Tensor, to: int, into: torch.Tensor, source: int, op: str | None = None) -> None:
         """Send `out` and receive `into` at the same time."""
         landing = self._landing(into, op)
-        sending = dist.isend(out, group=self._group, group_dst=to) if out.numel() else None
+        # As a batch, because NCCL starts a send and a receive of one batch together and others one after the other.
+        calls = [dist.P2POp(dist.isend, out, group=self._group, group_peer=to)] if out.numel() else []
         if into.numel():
-            dist.irecv(landing, group=self._group, group_src=source).wait()
-            self._combine(into, landing, op)
-        if sending:
-            sending.wait()
+            calls.append(dist.P2POp(dist.irecv, landing, group=self._group, group_peer=source))
+        for work in dist.batch_isend_irecv(calls) if calls else []:
+            work.wait()
+        if into.numel():
+            _combine(into, landing, op)
 
     def _landing(self, tensor: torch.Tensor, op: str | None) -> torch.Tensor:
         if op is None:
             return tensor
-        scratch = self._scratch.get(tensor.dtype)
-        if scratch is None or scratch.numel() < tensor.numel() or scratch.device != tensor.device:
-            scratch = self._scratch[tensor.dtype] = torch.empty_like(tensor)
-        return scratch[: tensor.numel()]
+        key = (tensor.dtype, tensor.device)
+        if key not in self._scratch or self._scratch[key].numel() < tensor.numel():
+            self._scratch[key] = torch.empty_like(tensor)
+        return self._scratch[key][: tensor.numel()]
 
-    def _combine(self, tensor: torch.Tensor, landing: torch.Tensor, op: str | None) -> None:
-        if op is not None:
-            COMBINE[op](tensor, landing)
+
+def _combine(tensor: torch.Tensor, landing: torch.Tensor, op: str | None) -> None:
+    if op is not None:
+        COMBINE[op](tensor, landing)
+
+
+class Sub:
+    """Some ranks of a transport as a group of their own: `ranks[k]` is rank k in it.
+
+    Each of these ranks makes its own Sub with the same list; nothing is sent for it. Raises ValueError when the
+    own rank is not in the list, or a rank is there twice or does not exist.
+    """
+
+    def __init__(self, transport: Transport, ranks: Sequence[int]) -> None:
+        self._transport, self._ranks = transport, list(ranks)
+        if len(set(self._ranks)) != len(self._ranks) or not set(self._ranks) <= set(range(transport.size)):
+            raise ValueError(f"ranks={self._ranks}: give each of the ranks 0 to {transport.size - 1} at most once.")
+        if transport.rank not in self._ranks:
+            raise ValueError(f"Rank {transport.rank} is not among ranks={self._ranks}, so it cannot take part.")
+        self.rank, self.size = self._ranks.index(transport.rank), len(self._ranks)
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Send to rank `to` of the group."""
+        self._transport.send(tensor, self._ranks[to])
+
+    def recv(self, tensor: torch.Tensor, source: int, op: str | None = None) -> None:
+        """Receive from rank `source` of the group."""
+        self._transport.recv(tensor, self._ranks[source], op)
+
+    def exchange(self, out: torch.Tensor, to: int, into: torch.Tensor, source: int, op: str | None = None) -> None:
+        """Send and receive at the same time, within the group."""
+        self._transport.exchange(out, self._ranks[to], into, self._ranks[source], op)
