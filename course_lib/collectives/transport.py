@@ -72,14 +72,18 @@ class TorchTransport:
     def exchange(self, out: torch.Tensor, to: int, into: torch.Tensor, source: int, op: str | None = None) -> None:
         """Send `out` and receive `into` at the same time."""
         landing = self._landing(into, op)
-        # As a batch, because NCCL starts a send and a receive of one batch together and others one after the other.
-        calls = [dist.P2POp(dist.isend, out, group=self._group, group_peer=to)] if out.numel() else []
-        if into.numel():
-            calls.append(dist.P2POp(dist.irecv, landing, group=self._group, group_peer=source))
-        for work in dist.batch_isend_irecv(calls) if calls else []:
-            work.wait()
+        calls = [dist.P2POp(dist.irecv, landing, group=self._group, group_peer=source)] if into.numel() else []
+        if out.numel():
+            calls.append(dist.P2POp(dist.isend, out, group=self._group, group_peer=to))
+        if not calls:
+            return
+        # As a batch: NCCL runs the calls of one batch together, and others one after the other, which may never end.
+        works = dist.batch_isend_irecv(calls)
+        works[0].wait()  # gloo: the receive alone, so that the sum is made while the rest is sent; NCCL: all
         if into.numel():
             _combine(into, landing, op)
+        for work in works[1:]:
+            work.wait()
 
     def _landing(self, tensor: torch.Tensor, op: str | None) -> torch.Tensor:
         if op is None:
