@@ -16,7 +16,7 @@ class Message:
     op: str  # the name in torch.distributed: "send", "irecv", "all_reduce", "barrier", ...
     peer: int | None  # global rank of the other side of a send or receive; source or destination rank of a
     # broadcast, reduce, gather or scatter; None for the symmetric collectives
-    nbytes: int  # bytes of this rank's tensor: numel * element_size (0 for a barrier)
+    nbytes: int  # bytes that this rank puts in: numel * element_size (0 for a barrier); of an object, its pickle's
     start: float
     end: float | None
     where: str  # "Cell In[3], line 7", or "file.py, line 7"
@@ -30,8 +30,7 @@ class Result:
 
     results[k]   what the function returned on rank k
     output[k]    what rank k printed
-    messages     every send, receive and collective that a rank called through torch.distributed, by start time.
-                 What DDP sends during backward is called from C++ and is not among them.
+    messages     every send, receive and collective of every rank, by start time; what DDP sends from C++ too
     seconds      time the slowest rank spent in the function (the start of the processes is not counted)
     """
 

@@ -111,9 +111,10 @@ class Writer:
 
     def blocked(self, row: int, where: int) -> None:
         """The rank now waits in that row's call."""
-        self._header[3:5] = row, where
-        self._header[7] = threading.active_count()
-        self._write_header()
+        with self._lock:
+            self._header[3:5] = row, where
+            self._header[7] = threading.active_count()
+            self._write_header()
 
     def done(self, row: int, now: float, peer: int | None = None) -> None:
         """The call of that row has completed."""
@@ -124,6 +125,8 @@ class Writer:
             values[1], values[7] = 1, now
             values[2] = values[2] if peer is None else peer
             _CALL.pack_into(self._map, _ROOM + row * _CALL.size, *values)
+        if self._header[3] == row:
+            self.blocked(-1, -1)
 
 
 @dataclass(frozen=True)

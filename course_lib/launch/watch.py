@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import pickle
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from course_lib.launch.hooks import Hooks
 from course_lib.launch.trace import OPS, POINT_TO_POINT, Writer
 
 _PAYLOAD = {  # which argument holds what this rank puts in; "tensor" where not named
@@ -25,6 +27,13 @@ _PAYLOAD = {  # which argument holds what this rank puts in; "tensor" where not 
     "reduce_scatter_tensor": "input",
     "all_to_all": "input_tensor_list",
     "all_to_all_single": "input",
+}
+_OBJECTS = {  # calls that pickle: which argument holds what this rank puts in
+    "all_gather_object": "obj",
+    "gather_object": "obj",
+    "broadcast_object_list": "object_list",
+    "send_object_list": "object_list",
+    "scatter_object_list": "scatter_object_input_list",
 }
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
@@ -42,6 +51,7 @@ class Watch:
     def __init__(self, writer: Writer, label: Callable[[str, int], str]) -> None:
         self.writer, self.label = writer, label
         self._inside = threading.local()
+        self._hooks = Hooks(self)
         self._collectives: Counter[int] = Counter()
 
     def install(self) -> None:
@@ -53,10 +63,31 @@ class Watch:
             wrapper = self._wrap(number, op, original)
             for module in (distributed_c10d, dist):
                 setattr(module, op, wrapper)
+        self._hooks.attach(dist.group.WORLD)
+        for name in ("init_process_group", "new_group", "new_subgroups"):
+            self._attach_to_new(name)
+
+    def _attach_to_new(self, name: str) -> None:
+        original = getattr(distributed_c10d, name)
+
+        @functools.wraps(original)
+        def wrapper(*args, **kwargs):
+            made = original(*args, **kwargs)
+            for group in {"init_process_group": [dist.group.WORLD], "new_group": [made]}.get(name) or made[1]:
+                self._hooks.attach(group)
+            return made
+
+        for module in (distributed_c10d, dist):
+            setattr(module, name, wrapper)
+
+    @property
+    def inside(self) -> bool:
+        """This thread is in a call that already has its record."""
+        return getattr(self._inside, "on", False)
 
     def where(self) -> int:
         """The innermost line that is neither torch's nor ours."""
-        frame = sys._getframe(2)
+        frame = sys._getframe(1)
         while frame.f_back and frame.f_code.co_filename.startswith(_OURS):
             frame = frame.f_back
         return self.writer.name("where", self.label(frame.f_code.co_filename, frame.f_lineno))
@@ -66,11 +97,11 @@ class Watch:
 
         @functools.wraps(original)
         def wrapper(*args, **kwargs):
-            if getattr(self._inside, "on", False):  # torch calls its own functions: count the outermost only
+            if self.inside:  # torch calls its own functions: count the outermost only
                 return original(*args, **kwargs)
             given = signature.bind(*args, **kwargs).arguments
             where = self.where()
-            row, peer = self._start(number, op, given, where)
+            row, peer = self.note(number, op, given, where)
             tell = self._teller(op, peer, given)
             tell("start")
             asynchronous = op in ("isend", "irecv") or given.get("async_op", False)
@@ -99,7 +130,7 @@ class Watch:
 
         return tell
 
-    def _start(self, number: int, op: str, given: dict, where: int) -> tuple[int, int | None]:
+    def note(self, number: int, op: str, given: dict, where: int) -> tuple[int, int | None]:
         """Write the row; returns its number and the peer's global rank."""
         group = given.get("group") or dist.group.WORLD
         ranks = dist.get_process_group_ranks(group) if dist.is_initialized() else []
@@ -120,9 +151,22 @@ class Watch:
             self._collectives[group_number] += 1
         row = self.writer.start(
             number, -1 if peer is None else peer, given.get("tag", 0), group_number,
-            _nbytes(given.get(_PAYLOAD.get(op, "tensor"))), time.monotonic(), where, sequence,
+            _payload(op, given), time.monotonic(), where, sequence,
         )  # fmt: skip
         return row, peer
+
+
+def _payload(op: str, given: dict) -> int:
+    """Bytes that this rank puts in; of an object, those of its pickle."""
+    if op not in _OBJECTS:
+        return _nbytes(given.get(_PAYLOAD.get(op, "tensor")))
+    if given.get("src") not in (None, dist.get_rank()):
+        return 0  # it only receives
+    try:
+        thing = given.get(_OBJECTS[op])
+        return sum(len(pickle.dumps(part)) for part in (thing if isinstance(thing, list) else [thing]))
+    except Exception:  # noqa: BLE001 - torch will say what cannot be pickled
+        return 0
 
 
 def _nbytes(thing: object) -> int:
