@@ -68,7 +68,7 @@ class _Run:
     def __init__(self, current: Supervisor, interrupt: Interrupt, folder: Path, ranks: int, timeout: float,
                  quiet: bool) -> None:  # fmt: skip
         self.current, self.interrupt, self.folder = current, interrupt, folder
-        self.count, self.timeout = ranks, timeout
+        self.count, self.timeout, self.again = ranks, timeout, False
         self.ranks, self.printed = Ranks(folder, ranks, current), Printed(folder, ranks, quiet)
 
     def go(self, call: bytes, backend: str, start: str, watch: bool, nodes: int) -> Result:
@@ -89,6 +89,10 @@ class _Run:
                 return self.collect()
             if self.interrupt.count:
                 self.stop_interrupted()
+            if ended and self.port_was_taken():
+                self.current.end()
+                self.start(start, nodes)
+                continue
             if ended or self.ranks.exit_codes or trace.RAISED in states:
                 self.ranks.settle()
                 self.fail()
@@ -104,6 +108,15 @@ class _Run:
         for number, argv in enumerate(arguments.commands(self.folder, self.count, nodes, start)):
             log = self.folder / f"torchrun_{number}.log"
             self.current.start(start, log=log, **place, argv=argv)
+
+    def port_was_taken(self) -> bool:
+        """Somebody else took the meeting point's port between our choice and torchrun's start: choose again, once."""
+        if self.again or "EADDRINUSE" not in self.ranks.torchrun_log() or any(self.folder.glob("*.pid")):
+            return False
+        self.again = True
+        for log in self.folder.glob("torchrun_*.log"):
+            log.unlink()
+        return True
 
     def check_time(self, began: float) -> None:
         """Raise when the time is up, or as soon as it is clear that nobody will ever move."""

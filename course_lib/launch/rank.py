@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -101,25 +102,7 @@ class Rank:
 
     def failed(self, error: BaseException) -> None:
         """Write what went wrong, as the learner's own lines."""
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if not _hidden(f.filename)]
-        in_torch = bool(frames) and frames[-1].filename.startswith(_TORCH)
-        frames = [f for f in frames if not f.filename.startswith(_TORCH)] or frames[-1:]
-        told = [
-            {"where": self.label(f.filename, f.lineno or 0), "function": f.name, "text": f.line or ""} for f in frames
-        ]
-        if len(told) > 12:  # a recursion without end
-            told[6:-6] = [{"where": f"… {len(told) - 12} more …", "function": "", "text": ""}]
-        story = {
-            "type": type(error).__name__,
-            "message": text_of(error),
-            "time": time.time(),
-            "in_torch": in_torch,
-            "frames": told,
-            "causes": _causes(error),
-        }
-        partial = self.path("error.partial")
-        partial.write_text(json.dumps(story))
-        partial.rename(self.path("error"))
+        write_error(self.folder, self.number, error, self.label)
 
     def stay(self) -> None:
         """Wait for the others: a rank that leaves early breaks the connections of its peers.
@@ -128,6 +111,27 @@ class Rank:
         """
         while self.count(".end") < self.world:
             time.sleep(0.05)
+
+
+def write_error(folder: Path, rank: int, error: BaseException, label: Callable[[str, int], str]) -> None:
+    """The story of an exception, for the other side; `label` turns a source position into words."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _hidden(f.filename)]
+    in_torch = bool(frames) and frames[-1].filename.startswith(_TORCH)
+    frames = [f for f in frames if not f.filename.startswith(_TORCH)] or frames[-1:]
+    told = [{"where": label(f.filename, f.lineno or 0), "function": f.name, "text": f.line or ""} for f in frames]
+    if len(told) > 12:  # a recursion without end
+        told[6:-6] = [{"where": f"… {len(told) - 12} more …", "function": "", "text": ""}]
+    story = {
+        "type": type(error).__name__,
+        "message": text_of(error),
+        "time": time.time(),
+        "in_torch": in_torch,
+        "frames": told,
+        "causes": _causes(error),
+    }
+    partial = folder / f"rank_{rank}.error.partial"
+    partial.write_text(json.dumps(story))
+    partial.rename(folder / f"rank_{rank}.error")
 
 
 def _causes(error: BaseException) -> list[str]:
@@ -146,7 +150,11 @@ def _hidden(file: str) -> bool:
 
 def main(folder: str) -> None:
     """Entry of the script that torchrun starts."""
-    rank = Rank(Path(folder))
+    try:
+        rank = Rank(Path(folder))
+    except BaseException as error:
+        write_error(Path(folder), int(os.environ["RANK"]), error, lambda file, line: f"{Path(file).name}, line {line}")
+        raise
     state = trace.RETURNED
     try:
         rank.prepare()

@@ -162,8 +162,9 @@ def sweep(owner: str) -> int:
     return found
 
 
-_lock = threading.RLock()
-_current: Supervisor | None = None
+# %autoreload runs this module again: the agent that there is stays ours
+_lock = globals().get("_lock") or threading.RLock()
+_current: Supervisor | None = globals().get("_current")
 
 
 def can_fork() -> bool:

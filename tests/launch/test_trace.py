@@ -1,7 +1,9 @@
 """What a run records of calls that no wrapper sees directly: DDP's own, futures, objects; and the direct start."""
 
+import json
 import os
 import pickle
+import socket
 import sys
 import threading
 import time
@@ -15,7 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lib import run
-from course_lib.launch import RunError
+from course_lib.launch import RunError, arguments
+from course_lib.launch.rank import main as rank_main
 from course_lib.launch.supervise import supervisor
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import a test file
@@ -122,3 +125,25 @@ def test_direct_start(capsys):
         run(add, 2, nodes=2, start="direct")
     assert psutil.Process(agent).children() == []
     assert run(add, 2, start="direct").results == [(3, agent)] * 2
+
+
+def test_a_port_that_is_taken_is_chosen_again(monkeypatch):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        free, ports = arguments._free_port, [other.getsockname()[1]]
+        monkeypatch.setattr(arguments, "_free_port", lambda: ports.pop() if ports else free())
+        assert [value for value, _ in run(add, 2).results] == [3, 3]
+        assert not ports
+        monkeypatch.setattr(arguments, "_free_port", lambda: other.getsockname()[1])
+        with pytest.raises(RunError, match="EADDRINUSE"):
+            run(add, 2)
+
+
+def test_a_rank_that_cannot_even_begin_says_why(tmp_path, monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(FileNotFoundError):
+        rank_main(str(tmp_path))  # there is no plan.json
+    story = json.loads((tmp_path / "rank_1.error").read_text())
+    assert story["type"] == "FileNotFoundError" and "plan.json" in story["message"]
