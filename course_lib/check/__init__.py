@@ -9,7 +9,7 @@ from typing import Any
 
 from course_lib.check.engine import CheckFailed, Verdict, judge
 
-__all__ = ["CheckFailed", "Verdict", "judge", "ranks"]
+__all__ = ["CheckFailed", "Verdict", "judge", "ranks", "ring_all_reduce"]
 
 
 def ranks(read_environment: Callable[..., Any]) -> Verdict:
@@ -17,3 +17,10 @@ def ranks(read_environment: Callable[..., Any]) -> Verdict:
     from course_lib.check.specs.ranks import SPEC
 
     return judge(SPEC, read_environment)
+
+
+def ring_all_reduce(ring_all_reduce: Callable[..., Any]) -> Verdict:
+    """Exercise 03: the ring all-reduce, on 1 to 4 real ranks."""
+    from course_lib.check.specs.ring_all_reduce import SPEC
+
+    return judge(SPEC, ring_all_reduce)

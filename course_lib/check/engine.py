@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from course_lib.check.group import Evidence, GroupSpec, Wrong
 from course_lib.check.spec import Answer, Case, Spec
+from course_lib.check.together import collect
 from course_lib.launch import RunError, run
 from course_lib.launch.pickling import cell_names, dumps, text_of
 
@@ -35,10 +37,12 @@ class Verdict:
         return "\n".join([*(f"✔ {line}" for line in self.lines), f"The checks passed: {self.points} points."])
 
 
-def judge(spec: Spec, fn: Callable[..., Any], seed: int | None = None) -> Verdict:
-    """Run `fn` on the cases of `spec` and compare. Raises CheckFailed at the first case that is wrong."""
+def judge(spec: Spec | GroupSpec, fn: Callable[..., Any], seed: int | None = None) -> Verdict:
+    """Run `fn` on the cases of `spec` and compare. Raises CheckFailed with what is wrong first."""
     if not callable(fn):
         raise CheckFailed(f"{spec.function} must be a function, and is a {type(fn).__name__}.")
+    if isinstance(spec, GroupSpec):
+        return _judge_group(spec, fn, seed)
     cases = spec.cases(random.Random(seed))
     answers = _answers(spec, fn, [case.inputs for case in cases])
     counted: dict[str, int] = {}
@@ -50,6 +54,27 @@ def judge(spec: Spec, fn: Callable[..., Any], seed: int | None = None) -> Verdic
         counted[case.group] = counted.get(case.group, 0) + 1
     lines = [f"{group} ({count} case{'s' * (count > 1)})" for group, count in counted.items()]
     return Verdict(spec.name, spec.points, lines)
+
+
+def _judge_group(spec: GroupSpec, fn: Callable, seed: int | None) -> Verdict:
+    evidence = Evidence(spec.cases(random.Random(seed)))
+    worlds = sorted({case.world for case in evidence.cases}, reverse=True)
+    collect(fn, evidence, range(len(evidence.cases)), spec.seconds)
+    wrong = spec.compare(evidence)
+    found = wrong and _named(spec, evidence, wrong)
+    if wrong and not found and evidence.broken:  # what came after the break may tell more: does it work for fewer?
+        for world in (w for w in worlds if 1 < w < evidence.cases[wrong.case].world):
+            collect(fn, evidence, [k for k, case in enumerate(evidence.cases) if case.world == world], spec.seconds)
+        found = _named(spec, evidence, wrong)
+    if wrong:
+        raise CheckFailed(f"{wrong.text}\n{found[1]}" if found else wrong.text, found[0] if found else None)
+    return Verdict(spec.name, spec.points, spec.praise(evidence))
+
+
+def _named(spec: GroupSpec, evidence: Evidence, wrong: Wrong) -> tuple[str, str] | None:
+    """Name and sentence of the first known mistake that fits."""
+    said = ((mistake.name, mistake.says(evidence, wrong)) for mistake in spec.mistakes)
+    return next(((name, text) for name, text in said if text), None)
 
 
 def _failure(spec: Spec, case: Case, answer: Answer, wrong: str) -> CheckFailed:

@@ -1,0 +1,113 @@
+"""What can be wrong in any exercise for a group of ranks, found in the evidence. Each gives None when all is well."""
+
+import torch
+
+from course_lib.check.group import Evidence, GroupCase, RankAnswer, Wrong
+from course_lib.launch import Message
+
+TALK = {"send", "recv", "isend", "irecv"}  # what learners build on
+ALLOWED = TALK | {"barrier"}
+
+
+def ended_badly(e: Evidence) -> Wrong | None:
+    """A hang, an exception or a death."""
+    for number, broken in e.broken.items():
+        case, answers = e.cases[number], e.answers.get(number, [])
+        error = next((a for a in answers if a and a.error == "NotImplementedError"), None)
+        if error is None and broken.culprit is not None and broken.culprit < len(answers):
+            error = answers[broken.culprit]
+        if error is not None and error.error:
+            at = f"\n  raised at {error.error_at}" if error.error_at else ""
+            text = f"rank {broken.culprit} raised {error.error}: {error.error_text}{at}"
+        else:
+            text = broken.text
+        return Wrong(f"{case.story}: {text}", number)
+    return None
+
+
+def ready_made(e: Evidence) -> Wrong | None:
+    """A collective of torch was called."""
+    for number, messages in e.messages.items():
+        for m in messages:
+            if m.op not in ALLOWED:
+                return Wrong(
+                    f"The function calls dist.{m.op} ({m.where}): that is a ready-made collective. Build it from "
+                    "send, recv, isend, irecv and batch_isend_irecv.",
+                    number,
+                )
+    return None
+
+
+def never_waited(e: Evidence, *ops: str) -> Message | None:
+    """An isend or irecv whose handle nobody waited for, although the function returned."""
+    for number in e.numbers():
+        for m in e.messages[number]:
+            if m.op in ops and m.end is None:
+                return m
+    return None
+
+
+def touched(e: Evidence) -> Message | None:
+    """A send whose tensor was changed before its wait()."""
+    for number in e.numbers(traced=True):
+        for rank, answer in enumerate(e.answers[number]):
+            if answer.touched:
+                return e.sent(number, rank)[answer.touched[0]]
+    return None
+
+
+def rules_of_handles(e: Evidence) -> Wrong | None:
+    """The values may be right by luck; on another machine they would not be."""
+    if m := never_waited(e, "isend", "irecv") or touched(e):
+        return Wrong(f"rank {m.rank}, {m.op} {'to' if 'send' in m.op else 'from'} rank {m.peer} ({m.where}):", 0)
+    return None
+
+
+def tolerance(case: GroupCase) -> torch.Tensor:
+    """How far rounding may carry a sum of the inputs, element by element: N * eps * sum of |x|.
+
+    Higham, "Accuracy and Stability of Numerical Algorithms", 2nd edition, section 4.2: (N - 1) * u * sum of |x| to
+    first order, in any order of the additions, with u = eps / 2; the mean adds one rounding.
+    """
+    dtype = case.inputs[0].dtype
+    eps = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+    return case.world * eps * sum(tensor.double().abs() for tensor in case.inputs)
+
+
+def first_difference(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor | float) -> int | None:
+    """Index of the first element that is further away than allowed (NaN is); None when there is none."""
+    if want.dtype == torch.int64:
+        bad = got.flatten() != want.flatten()
+    else:
+        bad = ~((got.double() - want.double()).abs() <= allowed).flatten()
+    return int(bad.nonzero()[0]) if bad.any() else None
+
+
+def number_text(value: float) -> str:
+    """A value as a learner would print it."""
+    return str(value) if isinstance(value, int) else f"{value:.6g}"
+
+
+def shape_text(tensor: torch.Tensor) -> str:
+    """ "960 float32", or "(3, 5) int64"."""
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return f"{tensor.numel()} {kind}" if tensor.dim() == 1 else f"{tuple(tensor.shape)} {kind}"
+
+
+def errors(e: Evidence) -> list[tuple[int, RankAnswer]]:
+    """The exceptions, with their cases."""
+    return [(k, a) for k, answers in e.answers.items() for a in answers if a is not None and a.error]
+
+
+def pairs(e: Evidence, number: int) -> list[tuple[Message, Message]]:
+    """Each send of a case with the receive that it meets: the k-th from a to b with the k-th on b from a."""
+    queues: dict[tuple, list[Message]] = {}
+    for m in e.messages.get(number, ()):
+        if m.op in TALK and m.peer is not None:
+            ends = (m.rank, m.peer, "send") if "send" in m.op else (m.peer, m.rank, "recv")
+            queues.setdefault((*ends, m.tag), []).append(m)
+    found = []
+    for (source, to, kind, tag), sends in queues.items():
+        if kind == "send":
+            found += zip(sends, queues.get((source, to, "recv", tag), []), strict=False)
+    return found

@@ -1,0 +1,81 @@
+"""What a rank does while it is judged: every case in turn, each answer written to a file at once.
+
+So the answers that a rank gave before it failed or hung are not lost. The largest group comes first. To go on
+with a smaller one the process group is made anew without the last rank, which has done its part: one start of
+processes serves all world sizes.
+"""
+
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from course_lib.check import plain
+from course_lib.check.recorder import Recorder, Touched, poison
+from course_lib.launch.pickling import text_of
+from course_lib.launch.watch import observers
+
+LATE = 0.03  # seconds by which a late rank begins after the others
+FENCE = Path(__file__).name  # the barriers called in this file separate the cases in the list of messages
+
+
+def take_part(fn, script: list[tuple], folder: str, cells: dict[str, str]) -> None:
+    """`script`: for each case (number, inputs, options, traced, late), see GroupCase."""
+    for number, inputs, options, traced, late in script:
+        if len(inputs) < dist.get_world_size() and not _shrink(len(inputs), number, folder):
+            return
+        rank = dist.get_rank()
+        dist.barrier()
+        if rank == late:
+            time.sleep(LATE)
+        _answer(fn, inputs[rank], options, traced, Path(folder, f"case_{number}_rank_{rank}"), cells)
+    dist.barrier()
+
+
+def _shrink(size: int, number: int, folder: str) -> bool:
+    """Make the default group anew with the first `size` ranks; False on the others."""
+    rank = dist.get_rank()
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank >= size:
+        return False
+    store = dist.FileStore(str(Path(folder, f"store_{number}")), size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    return True
+
+
+def _answer(fn, tensor: torch.Tensor, options: dict, traced: bool, path: Path, cells: dict[str, str]) -> None:
+    recorder, touched = Recorder(dist.get_rank(), tensor), Touched()
+    watching = [recorder, touched, poison] if traced else []
+    observers.extend(watching)
+    try:
+        value = fn(tensor, **options)
+    except BaseException as error:
+        frames = [None, *traceback.extract_tb(error.__traceback__)[1:]]
+        last = next((f for f in reversed(frames) if f is None or f.filename in cells or not _torch(f.filename)), None)
+        at = f"{cells.get(last.filename) or Path(last.filename).name}, line {last.lineno}" if last else ""
+        facts = {"error": type(error).__name__, "error_text": text_of(error), "error_at": at}
+        plain.write(path, facts, {"after": tensor})
+        raise
+    finally:
+        for observer in watching:
+            observers.remove(observer)
+    facts = {"returned": type(value).__name__ if value is not None else "None", "itself": _itself(value, tensor)}
+    if traced:
+        facts |= {"events": [asdict(event) for event in recorder.events()], "touched": touched.found}
+    known = isinstance(value, torch.Tensor) and value.dtype in plain.DTYPES.values() and not facts["itself"]
+    plain.write(path, facts, {"after": tensor, **({"value": value} if known else {})})
+
+
+def _torch(file: str) -> bool:
+    return file.startswith(str(Path(torch.__file__).parent)) or ("course_lib" in Path(file).parts and "launch" in file)
+
+
+def _itself(value: object, tensor: torch.Tensor) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    mine, theirs = tensor.untyped_storage(), value.untyped_storage()
+    return value is tensor or (tensor.numel() > 0 and mine.data_ptr() == theirs.data_ptr())

@@ -1,0 +1,124 @@
+"""Mistakes that people make in any exercise with messages, as sentences. Each is (evidence, wrong) -> text or None."""
+
+from course_lib.check.findings import errors, never_waited, pairs, touched
+from course_lib.check.group import Evidence, GroupMistake, Wrong
+from course_lib.launch import Message
+
+
+def stub(e: Evidence, wrong: Wrong) -> str | None:
+    if any(answer.error == "NotImplementedError" for _, answer in errors(e)):
+        return "This is still the stub: write the function in the cell above."
+    return None
+
+
+def no_modulo(e: Evidence, wrong: Wrong) -> str | None:
+    if any("take the number modulo" in answer.error_text for _, answer in errors(e)):
+        return "The ranks stand on a ring: right is (rank + 1) % world_size, left is (rank - 1) % world_size."
+    return None
+
+
+def last_calls(e: Evidence) -> list[Message]:
+    """Of the case that hangs: what each rank that has not finished called last."""
+    number, broken = next(iter(e.broken.items()), (None, None))
+    if broken is None or not broken.hang:
+        return []
+    last = {}
+    for m in e.messages.get(number, ()):
+        last[m.rank] = m
+    answers = e.answers.get(number) or [None] * e.cases[number].world
+    return [m for rank, m in sorted(last.items()) if answers[rank] is None]
+
+
+def sends_first(e: Evidence, wrong: Wrong) -> str | None:
+    calls = last_calls(e)
+    if calls and len(calls) == e.cases[wrong.case].world and all("send" in m.op and m.end is None for m in calls):
+        return (
+            "A send is over only when its receiver has begun to receive, and here all ranks send first. Start the "
+            "send with isend, receive, and only then wait for the send; or use batch_isend_irecv."
+        )
+    return None
+
+
+def receives_first(e: Evidence, wrong: Wrong) -> str | None:
+    calls = last_calls(e)
+    sent = {m.rank for m in e.messages.get(wrong.case, ()) if "send" in m.op}
+    if calls and len(calls) == e.cases[wrong.case].world and not sent and all("recv" in m.op for m in calls):
+        return "All ranks wait for data that nobody has sent yet. Start the send first, with isend, then receive."
+    return None
+
+
+def _stuck_pair(e: Evidence, wrong: Wrong, waiting: str) -> Message | None:
+    """The other end of a call in which somebody waits although its partner has called as well: so a handle is lost."""
+    broken = e.broken.get(wrong.case)
+    if not broken or not broken.hang:
+        return None
+    for send, receive in pairs(e, wrong.case):
+        here, there = (receive, send) if waiting == "recv" else (send, receive)
+        link = "from" if waiting == "recv" else "to"
+        sits = f"rank {here.rank}: waits in {here.op} {link} rank {here.peer}" in broken.text
+        there_too = f"rank {there.rank}: waits in {there.op}" in broken.text and there.end is None
+        if send.end is None and receive.end is None and sits and not (there_too and _waits_for(there, broken.text)):
+            return there
+    return None
+
+
+def _waits_for(m: Message, text: str) -> bool:
+    link = "to" if "send" in m.op else "from"
+    return f"rank {m.rank}: waits in {m.op} {link} rank {m.peer}" in text
+
+
+def wrong_handle(e: Evidence, wrong: Wrong) -> str | None:
+    if m := never_waited(e, "irecv") or _stuck_pair(e, wrong, "send"):
+        return (
+            f"The handle that irecv returned ({m.where}) was never waited for. Only its wait() says that the data has "
+            "arrived; the send's handle tells nothing about it."
+        )
+    return None
+
+
+def send_not_waited(e: Evidence, wrong: Wrong) -> str | None:
+    if m := never_waited(e, "isend") or _stuck_pair(e, wrong, "recv"):
+        return (
+            f"The handle that isend returned ({m.where}) was never waited for. Keep it and call its wait(): without it "
+            "the message may never leave, and its tensor must not be changed."
+        )
+    return None
+
+
+def buffer_in_flight(e: Evidence, wrong: Wrong) -> str | None:
+    if m := touched(e):
+        return (
+            f"Rank {m.rank} changed the tensor that it had given to isend ({m.where}) before that send's wait(). The "
+            "bytes leave later, so the neighbour may get the new content. Wait first, or use a buffer of its own."
+        )
+    return None
+
+
+def mismatched(e: Evidence) -> list[tuple[int, Message, Message]]:
+    """Sends that meet a receive of another size, in all cases."""
+    return [(k, s, r) for k in e.messages for s, r in pairs(e, k) if s.nbytes != r.nbytes]
+
+
+def buffer_dtype(e: Evidence, wrong: Wrong) -> str | None:
+    found = mismatched(e)
+    if found and wrong.case == found[0][0] and all(_ratio(s, r) for _, s, r in found):
+        case, send, receive = found[0]
+        kind = str(e.cases[case].inputs[0].dtype).removeprefix("torch.")
+        return (
+            f"Rank {send.rank} sends {send.nbytes} bytes and rank {receive.rank} makes room for {receive.nbytes} "
+            f"({receive.where}): the buffer is not {kind} as the tensor is. torch.empty_like(...) takes over its dtype."
+        )
+    return None
+
+
+def _ratio(send: Message, receive: Message) -> bool:
+    return any(send.nbytes == k * receive.nbytes or receive.nbytes == k * send.nbytes for k in (2, 4, 8))
+
+
+COMMON_FIRST = (GroupMistake("stub", stub), GroupMistake("no_modulo", no_modulo))
+COMMON_HANDLES = (
+    GroupMistake("buffer_in_flight", buffer_in_flight),
+    GroupMistake("wrong_handle", wrong_handle),
+    GroupMistake("send_not_waited", send_not_waited),
+)
+COMMON_HANGS = (GroupMistake("sends_first", sends_first), GroupMistake("receives_first", receives_first))

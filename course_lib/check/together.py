@@ -1,0 +1,79 @@
+"""Run a function on groups of ranks and bring back what was seen, as plain data. It judges nothing.
+
+This is the seam: the same `Evidence` can come from ranks inside a sandbox.
+"""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from course_lib.check import plain
+from course_lib.check.group import Breakdown, Evidence, GroupCase, RankAnswer
+from course_lib.check.in_rank import FENCE, take_part
+from course_lib.collectives.tracked import Event
+from course_lib.launch import Message, RunError, run, scratch
+from course_lib.launch.pickling import cell_names
+from course_lib.launch.supervise import can_fork
+
+_AT_FENCE = re.compile(rf"waits in barrier \({re.escape(FENCE)}, line \d+\)")
+
+
+def collect(fn: Callable, evidence: Evidence, numbers: Iterable[int], seconds: float) -> None:
+    """Run the cases with these numbers in one start of processes, and add what was seen to `evidence`.
+
+    The largest group must come first. When a case ends badly, the ones after it are left out.
+    """
+    chosen = list(numbers)
+    cases = [evidence.cases[number] for number in chosen]
+    script = [(k, case.inputs, case.options, case.traced, case.late) for k, case in zip(chosen, cases, strict=True)]
+    folder = Path(tempfile.mkdtemp(prefix="check-", dir=scratch()))
+    start = "direct" if can_fork() else "auto"
+    error = None
+    try:
+        arguments = (fn, script, str(folder), cell_names())
+        result = run(take_part, cases[0].world, arguments, timeout=seconds, start=start, quiet=True)
+        messages = result.messages
+    except RunError as problem:
+        error, messages = problem, problem.messages
+    finally:
+        for number, case in zip(chosen, cases, strict=True):
+            paths = [folder / f"case_{number}_rank_{rank}" for rank in range(case.world)]
+            if any(path.exists() for path in paths):
+                evidence.answers[number] = [_answer(path) for path in paths]
+        shutil.rmtree(folder, ignore_errors=True)
+    evidence.messages |= _by_case(messages, chosen, cases)
+    if error:
+        failed = next((number for number in chosen if not evidence.complete(number)), chosen[-1])
+        hang = error.culprit is None
+        evidence.broken[failed] = Breakdown(_AT_FENCE.sub("has finished this call", str(error)), hang, error.culprit)
+
+
+def _answer(path: Path) -> RankAnswer | None:
+    if not path.exists():
+        return None
+    try:
+        facts, tensors = plain.read(path)
+        facts["events"] = tuple(Event(**event) for event in facts.get("events", ()))
+        facts["touched"] = tuple(facts.get("touched", ()))
+        return RankAnswer(**facts, **tensors)
+    except (TypeError, ValueError) as problem:
+        return RankAnswer(plain.NOTHING, error="ValueError", error_text=f"an unreadable answer: {problem}")
+
+
+def _by_case(messages: list[Message], numbers: list[int], cases: list[GroupCase]) -> dict[int, list[Message]]:
+    """Cut each rank's messages at the judge's own barriers. A smaller group begins after one barrier more."""
+    fences: list[int | None] = []
+    for k, (number, case) in enumerate(zip(numbers, cases, strict=True)):
+        if k and case.world < cases[k - 1].world:
+            fences.append(None)
+        fences.append(number)
+    found: dict[int, list[Message]] = {number: [] for number in numbers}
+    passed: dict[int, int] = {}
+    for message in messages:  # by start time, so in order for each rank
+        if message.op == "barrier" and message.where.startswith(f"{FENCE}, "):
+            passed[message.rank] = passed.get(message.rank, 0) + 1
+        elif 0 < (count := passed.get(message.rank, 0)) <= len(fences) and fences[count - 1] is not None:
+            found[fences[count - 1]].append(message)
+    return found
