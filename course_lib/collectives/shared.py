@@ -5,13 +5,15 @@ news does: a bell of a few bytes over a Unix socket says "block 3 is there" or "
 waits sleeps in poll() instead of spinning, and sees at once when the other one dies.
 """
 
-import os
+import secrets
 import select
 import socket
 import struct
 import sys
 import tempfile
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -49,8 +51,7 @@ class SharedTransport(SocketTransport):
                 f"{hosts[other[0]][0]}."
             )
         self._segments = Segments()
-        with tempfile.TemporaryDirectory(prefix="course-") as folder:
-            listener, address = _listen(folder, self.size)
+        with _listener(self.size) as (listener, address):
             self.sockets = connect(listener, address, group, timeout)
         self._peers = {rank: _Peer(rank, sock, self._segments) for rank, sock in self.sockets.items()}
 
@@ -248,10 +249,12 @@ def _host() -> tuple[str, str]:
     return socket.gethostname(), boot.read_text().strip() if boot.exists() else socket.gethostname()
 
 
-def _listen(folder: str, ranks: int) -> tuple[socket.socket, str]:
-    """A listening Unix socket. On Linux its address is no file; elsewhere it lies in `folder`."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    address = f"\0{folder}-{os.getpid()}" if sys.platform == "linux" else f"{folder}/meet"
-    listener.bind(address)
-    listener.listen(ranks)
-    return listener, address
+@contextmanager
+def _listener(ranks: int) -> Iterator[tuple[socket.socket, str]]:
+    """A listening Unix socket and its address. On Linux that is no file; elsewhere one in a folder that goes again."""
+    listener, name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), f"course-{secrets.token_hex(16)}"
+    with nullcontext() if sys.platform == "linux" else tempfile.TemporaryDirectory(prefix="course-") as folder:
+        address = f"\0{name}" if folder is None else f"{folder}/meet"
+        listener.bind(address)
+        listener.listen(ranks)
+        yield listener, address

@@ -25,8 +25,8 @@ class Task(Protocol):
 
     done: bool
 
-    def step(self) -> bool: ...  # noqa: D102
-    def waits(self) -> tuple[int, int, str]: ...  # noqa: D102
+    def step(self) -> bool: ...
+    def waits(self) -> tuple[int, int, str]: ...
 
 
 class SocketTransport:
