@@ -40,12 +40,12 @@ def key(story: Story, x: float, y: float, *, measured: bool) -> list[Shape]:
                 shapes.append(Text(x + 10, y, str(rank), "text", "middle"))
             x += 21
         shapes.append(Text(x + 6, y, text, "small"))
-        x += 6.9 * len(text) + 24
+        x += 6.5 * len(text) + 22
 
     last = [ranks_in(value) or {} for rank in range(story.size) for value in story.tensor(rank, story.steps)]
     entry([f"rank-{rank}" for rank in range(min(story.size, 3))], "ranks in the sum", number=True)
     entry(["new"], "just arrived")
-    entry(["whole" if story.size <= FEW else "done"], "all ranks, once each: finished")
+    entry(["whole" if story.size <= FEW else "done"], "finished: all ranks once")
     if any(times > 1 for found in last for times in found.values()):
         entry(["twice"], "more than once")
     if measured:
