@@ -36,7 +36,7 @@ def opened(tensor: torch.Tensor, op: str, ranks: int) -> Iterator[Operand]:
     """
     _check(tensor, op)
     tensor = tensor.detach()  # same memory; a leaf that requires grad may be changed in place this way
-    flat = tensor.contiguous().view(-1)
+    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))  # view(-1) may leave one element a stride of 3
     mean = op == "mean"
     yield Operand(flat, "sum" if mean else op, (lambda chunk: chunk.div_(ranks)) if mean else (lambda chunk: chunk))
     if flat.data_ptr() != tensor.data_ptr():
