@@ -8,9 +8,12 @@ from importlib import import_module
 # command: (module with main(argv) -> exit code, what it does)
 COMMANDS = {
     "doctor": ("course_lib.cluster.doctor", "is this machine fit for the course? (--json for programs)"),
-    "bench": ("course_lib.cli", "measure side by side: course bench launch"),
+    "bench": ("course_lib.cli", "measure side by side: course bench launch, course bench ring"),
 }
-BENCHES = {"launch": ("course_lib.launch.bench", "from the call to results, against plain torchrun")}
+BENCHES = {
+    "launch": ("course_lib.launch.bench", "from the call to results, against plain torchrun"),
+    "ring": ("course_lib.collectives.bench", "the course's all-reduce against gloo, TCP and memory limits"),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
