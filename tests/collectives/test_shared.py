@@ -61,7 +61,7 @@ def leave_a_trace(folder: str) -> list[str]:
         Communicator(t).all_reduce(x)
         Communicator(t).all_reduce(torch.ones(10))
         maps = Path("/proc/self/maps").read_text().splitlines()
-        names = [line.split(maxsplit=5)[5] for line in maps if "course" in line]
+        names = [line.split(maxsplit=5)[5] for line in maps if "memfd:" in line]
         names += [str(Path(f"/proc/self/fd/{segment.file}").readlink()) for segment in t._segments.made]
         return [name for name in names if name != "/memfd:course (deleted)"] + [str(len(names))]
 
