@@ -9,7 +9,7 @@ from typing import Any
 
 from course_lib.check.engine import CheckFailed, Verdict, judge
 
-__all__ = ["CheckFailed", "Verdict", "judge", "ranks", "ring_all_reduce"]
+__all__ = ["CheckFailed", "Verdict", "judge", "ranks", "ring_all_reduce", "what_it_costs", "choose"]
 
 
 def ranks(read_environment: Callable[..., Any]) -> Verdict:
@@ -24,3 +24,17 @@ def ring_all_reduce(ring_all_reduce: Callable[..., Any]) -> Verdict:
     from course_lib.check.specs.ring_all_reduce import SPEC
 
     return judge(SPEC, ring_all_reduce)
+
+
+def what_it_costs(cost: Callable[..., Any]) -> Verdict:
+    """Exercise 04, first part: what an all-reduce costs by each of three algorithms."""
+    from course_lib.check.specs.what_it_costs import SPEC
+
+    return judge(SPEC, cost)
+
+
+def choose(choose: Callable[..., Any]) -> Verdict:
+    """Exercise 04, second part: the fastest of them."""
+    from course_lib.check.specs.what_it_costs import CHOOSE
+
+    return judge(CHOOSE, choose)
