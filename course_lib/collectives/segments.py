@@ -36,18 +36,17 @@ class Segments:
     made: list[Segment] = field(default_factory=list)
     _places: list[tuple[int, int]] = field(default_factory=list)  # (address, number), sorted
 
-    def borrow(self, nbytes: int) -> tuple[Segment, torch.Tensor]:
-        """A segment and a uint8 tensor of `nbytes` on it; it counts as used while that tensor's storage lives."""
+    def borrow(self, nbytes: int) -> tuple[Segment, memoryview]:
+        """A segment of at least `nbytes`, and its memory: in use while that view, or a tensor on it, lives."""
         size = max(-(-nbytes // _PAGE), 1) * _PAGE
         fitting = [s for s in self.made if s.free and size <= s.nbytes <= 2 * size]
         segment = min(fitting, key=lambda s: s.nbytes) if fitting else self._new(size)
-        view = memoryview(segment.memory)  # the tensor keeps it alive, and it keeps the mapping
+        view = memoryview(segment.memory)  # a tensor on it keeps it alive, and it keeps the mapping
         segment.user = weakref.ref(view)
-        tensor = torch.frombuffer(view, dtype=torch.uint8)[:nbytes]
         if not segment.at:
-            segment.at = tensor.data_ptr()
+            segment.at = torch.frombuffer(view, dtype=torch.uint8).data_ptr()
             bisect.insort(self._places, (segment.at, segment.number))
-        return segment, tensor
+        return segment, view
 
     def find(self, tensor: torch.Tensor) -> tuple[Segment, int] | None:
         """The segment that the contiguous tensor lies in, and its offset there in bytes."""
@@ -82,9 +81,9 @@ def new_file(size: int) -> int:
     return file
 
 
-def map_file(file: int) -> torch.Tensor:
-    """Another rank's segment as a uint8 tensor; the descriptor is closed."""
+def map_file(file: int) -> memoryview:
+    """Another rank's segment; the descriptor is closed."""
     try:
-        return torch.frombuffer(memoryview(mmap.mmap(file, os.fstat(file).st_size)), dtype=torch.uint8)
+        return memoryview(mmap.mmap(file, os.fstat(file).st_size))
     finally:
         os.close(file)

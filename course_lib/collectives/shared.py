@@ -64,8 +64,8 @@ class SharedTransport(SocketTransport):
             raise ValueError(f"numel={numel!r}: give a whole number of elements, 0 or more.")
         if self._broken:
             raise PeerError(f"rank {self.rank} cannot use its SharedTransport any more: {self._broken}.")
-        size = numel * torch.empty(0, dtype=dtype).element_size()
-        return self._segments.borrow(size)[1].view(dtype)
+        memory = self._segments.borrow(numel * dtype.itemsize)[1]
+        return torch.frombuffer(memory, dtype=dtype, count=numel) if numel else torch.empty(0, dtype=dtype)
 
     def close(self) -> None:
         """Close all connections and let go of the shared memory."""
@@ -87,13 +87,13 @@ class _Peer:
 
     def __init__(self, rank: int, sock: socket.socket, segments: Segments) -> None:
         self.rank, self.sock, self._segments = rank, sock, segments
-        self.inbox: deque[tuple[int, torch.Tensor, int]] = deque()  # kind, what is to be read, bytes of its message
+        self.inbox: deque[tuple[int, int, int, int, int]] = deque()  # bells: what is to be read, and where it lies
         self.copies_unread = self.direct_unread = 0  # of what went to it
         self._read = 0  # blocks of its that were read here and not yet reported
         self._slots: tuple | None = None
         self._next = 0
         self._shown: set[int] = set()  # my segments that it has mapped
-        self._theirs: dict[int, torch.Tensor] = {}
+        self.theirs: dict[int, memoryview] = {}
         self._heard, self._files = b"", deque()
 
     def ring(self, kind: int, number: int, offset: int = 0, nbytes: int = 0, total: int = 0, file: int = -1) -> None:
@@ -129,13 +129,13 @@ class _Peer:
 
     def _take(self, kind: int, number: int, offset: int, nbytes: int, total: int) -> None:
         if kind == _MEMORY:
-            self._theirs[number] = map_file(self._files.popleft())
+            self.theirs[number] = map_file(self._files.popleft())
         elif kind == _COPIES_READ:
             self.copies_unread -= number
         elif kind == _DIRECT_READ:
             self.direct_unread -= number
         else:
-            self.inbox.append((kind, self._theirs[number][offset : offset + nbytes], total))
+            self.inbox.append((kind, number, offset, nbytes, total))
 
     def gone(self) -> PeerError:
         """The error that says so."""
@@ -153,8 +153,8 @@ class _Peer:
             self._slots = self._segments.borrow(BLOCK * SLOTS)
             self.show(self._slots[0])
         segment, memory = self._slots
-        at, size = self._next * BLOCK, part.numel()
-        memory[at : at + size].copy_(part)
+        at, size = self._next * BLOCK, part.numel() * part.element_size()
+        torch.frombuffer(memory, dtype=part.dtype, count=part.numel(), offset=at).copy_(part)
         self._next = (self._next + 1) % SLOTS
         self.copies_unread += 1
         self.ring(_COPIED, segment.number, at, size, total)
@@ -174,16 +174,17 @@ class _SendingCopies:
     """A message that is copied into the slots, block by block."""
 
     def __init__(self, peer: _Peer, tensor: torch.Tensor) -> None:
-        self.peer, self.bytes, self.sent, self.done = peer, tensor.view(torch.uint8), 0, False
-        self.total = self.bytes.numel()
+        self.peer, self.tensor, self.sent, self.done = peer, tensor, 0, False
+        self.total, self.part = tensor.numel() * tensor.element_size(), BLOCK // tensor.element_size()
 
     def step(self) -> bool:
         if self.peer.copies_unread == SLOTS and not self.peer.listen():
             return False
         if self.peer.copies_unread < SLOTS:
-            self.peer.write(self.bytes[self.sent : self.sent + BLOCK], self.total)
-            self.sent = min(self.sent + BLOCK, self.total)
-            self.done = self.sent == self.total
+            small = self.total <= BLOCK
+            self.peer.write(self.tensor if small else self.tensor[self.sent : self.sent + self.part], self.total)
+            self.sent += self.part
+            self.done = self.sent >= self.tensor.numel()
         return True
 
     def waits(self) -> tuple[int, int, str]:
@@ -221,21 +222,25 @@ class _Receiving:
     def step(self) -> bool:
         if not self.peer.inbox:
             return self.peer.listen()
-        kind, part, total = self.peer.inbox.popleft()
+        kind, number, offset, nbytes, total = self.peer.inbox.popleft()
         if total != self.total:
             raise PeerError(
                 f"rank {self.peer.rank} sends {total} bytes where {self.total} are expected: all ranks must call the "
                 "same collective with tensors of the same length and dtype."
             )
-        theirs, first = part.view(self.tensor.dtype), self.arrived // self.tensor.element_size()
-        mine = self.tensor[first : first + theirs.numel()]
+        size = self.tensor.element_size()
+        theirs = torch.frombuffer(
+            self.peer.theirs[number], dtype=self.tensor.dtype, count=nbytes // size, offset=offset
+        )
+        first = self.arrived // size
+        mine = self.tensor if nbytes == total else self.tensor[first : first + nbytes // size]
         if self.op is None:
             mine.copy_(theirs)
         else:
             COMBINE[self.op](mine, theirs)
         self.peer.have_read(kind)
-        self.arrived += part.numel()
-        self.done = self.arrived == self.total
+        self.arrived += nbytes
+        self.done = self.arrived == total
         return True
 
     def waits(self) -> tuple[int, int, str]:

@@ -73,11 +73,11 @@ class SocketTransport:
 
     def _sends(self, tensor: torch.Tensor, to: int) -> list[Task]:
         self._check(tensor, to, None)
-        return [self._sending(tensor.detach(), to)] if tensor.numel() else []
+        return [self._sending(tensor, to)] if tensor.numel() else []
 
     def _receives(self, tensor: torch.Tensor, source: int, op: str | None) -> list[Task]:
         self._check(tensor, source, op)
-        return [self._receiving(tensor.detach(), source, op)] if tensor.numel() else []
+        return [self._receiving(tensor, source, op)] if tensor.numel() else []
 
     def _sending(self, tensor: torch.Tensor, to: int) -> Task:
         raise NotImplementedError(f"{type(self).__name__} does not say how it sends.")
@@ -86,18 +86,25 @@ class SocketTransport:
         raise NotImplementedError(f"{type(self).__name__} does not say how it receives.")
 
     def _check(self, tensor: torch.Tensor, peer: int, op: str | None) -> None:
+        flat = tensor.dim() == 1 and tensor.is_contiguous() and tensor.is_cpu and not tensor.requires_grad
+        if self._broken or not flat or peer not in self.sockets or (op is not None and op not in COMBINE):
+            raise self._refusal(tensor, peer, op)
+
+    def _refusal(self, tensor: torch.Tensor, peer: int, op: str | None) -> Exception:
+        name = type(self).__name__
         if self._broken:
-            raise PeerError(f"rank {self.rank} cannot use its {type(self).__name__} any more: {self._broken}.")
+            return PeerError(f"rank {self.rank} cannot use its {name} any more: {self._broken}.")
         if peer not in self.sockets:
             others = "there is no other rank" if self.size == 1 else f"the ranks are 0 to {self.size - 1}"
-            raise ValueError(f"rank {self.rank} has no connection to rank {peer}: {others}, and this is {self.rank}.")
-        if tensor.dim() != 1 or not tensor.is_contiguous() or tensor.device.type != "cpu":
-            raise ValueError(
-                f"{type(self).__name__} moves flat, contiguous CPU tensors, not one of shape {tuple(tensor.shape)} "
-                f"and strides {tensor.stride()} on {tensor.device}."
-            )
+            return ValueError(f"rank {self.rank} has no connection to rank {peer}: {others}, and this is {self.rank}.")
         if op is not None and op not in COMBINE:
-            raise ValueError(f"op={op!r}: choose None or one of {', '.join(map(repr, COMBINE))}.")
+            return ValueError(f"op={op!r}: choose None or one of {', '.join(map(repr, COMBINE))}.")
+        if tensor.requires_grad:
+            return ValueError(f"{name} moves plain values: pass tensor.detach() of a tensor that requires grad.")
+        return ValueError(
+            f"{name} moves flat, contiguous CPU tensors, not one of shape {tuple(tensor.shape)} and strides "
+            f"{tensor.stride()} on {tensor.device}."
+        )
 
     def _move(self, tasks: list[Task]) -> None:
         try:

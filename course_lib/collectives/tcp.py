@@ -47,7 +47,7 @@ class TcpTransport(SocketTransport):
         self.sockets = connect(listener, listener.getsockname(), group, timeout)
         for sock in self.sockets.values():
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._block = torch.empty(BLOCK, dtype=torch.uint8)
+        self._block = memoryview(bytearray(BLOCK))
 
     def _sending(self, tensor: torch.Tensor, to: int) -> "_Sending":
         return _Sending(self.sockets[to], tensor, to)
@@ -90,12 +90,12 @@ class _Receiving:
     """A message on its way in: stored at once, or combined whenever a block is full."""
 
     def __init__(
-        self, sock: socket.socket, tensor: torch.Tensor, source: int, op: str | None, block: torch.Tensor
+        self, sock: socket.socket, tensor: torch.Tensor, source: int, op: str | None, block: memoryview
     ) -> None:
         self.sock, self.tensor, self.source, self.op, self.done = sock, tensor, source, op, False
         self.total = tensor.numel() * tensor.element_size()
-        self.landing = _bytes(block)[: self.total] if op else _bytes(tensor)
-        self.block = block.view(tensor.dtype)
+        self.block = block
+        self.landing = block[: self.total] if op else _bytes(tensor)
         self.head, self.missing = bytearray(_LENGTH.size), _LENGTH.size
         self.filled = self.combined = 0  # bytes in `landing`; bytes that are in the tensor already
 
@@ -132,9 +132,10 @@ class _Receiving:
         return count
 
     def _combine(self) -> None:
-        size = self.tensor.element_size()
+        size, whole = self.tensor.element_size(), self.filled == self.total
         first, count = self.combined // size, self.filled // size
-        COMBINE[self.op](self.tensor[first : first + count], self.block[:count])
+        mine = self.tensor if whole else self.tensor[first : first + count]
+        COMBINE[self.op](mine, torch.frombuffer(self.block, dtype=self.tensor.dtype, count=count))
         self.combined, self.filled = self.combined + self.filled, 0
         self.landing = self.landing[: self.total - self.combined]
 

@@ -25,7 +25,7 @@ def zero_copy() -> dict:
     faults, copied = [], []
     rank, size = dist.get_rank(), dist.get_world_size()
     write = shared._Peer.write
-    shared._Peer.write = lambda peer, part, total: (copied.append(part.numel()), write(peer, part, total))
+    shared._Peer.write = lambda peer, part, total: (copied.append(part.nbytes), write(peer, part, total))
     with SharedTransport() as t:
         for dtype in (torch.float32, torch.bfloat16, torch.int64):
             tensor = t.empty(900_001, dtype)
@@ -104,11 +104,12 @@ def test_empty_takes_a_number_of_elements():
 
 def test_memory_is_lent_again_once_no_tensor_uses_it():
     segments = Segments()
-    first, tensor = segments.borrow(10_000)
-    view = tensor.view(torch.float32)[5:10]
-    del tensor
+    first, memory = segments.borrow(10_000)
+    view = torch.frombuffer(memory, dtype=torch.float32)[5:10]
+    del memory
     gc.collect()
-    second, other = segments.borrow(10_000)
+    second, memory = segments.borrow(10_000)
+    other = torch.frombuffer(memory, dtype=torch.uint8, count=10_000)
     assert second is not first  # the view still lives
     assert segments.find(view) == (first, 20)
     assert segments.find(other[100:]) == (second, 100)
