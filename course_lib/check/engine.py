@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from course_lib.check.group import Evidence, GroupSpec, Wrong
+from course_lib.check.group import Evidence, GroupMistake, GroupSpec, Wrong
 from course_lib.check.spec import Answer, Case, Spec
 from course_lib.check.together import collect
 from course_lib.launch import RunError, run
@@ -58,23 +58,29 @@ def judge(spec: Spec | GroupSpec, fn: Callable[..., Any], seed: int | None = Non
 
 def _judge_group(spec: GroupSpec, fn: Callable, seed: int | None) -> Verdict:
     evidence = Evidence(spec.cases(random.Random(seed)))
-    worlds = sorted({case.world for case in evidence.cases}, reverse=True)
     collect(fn, evidence, range(len(evidence.cases)), spec.seconds)
     wrong = spec.compare(evidence)
     found = wrong and _named(spec, evidence, wrong)
-    if wrong and not found and evidence.broken:  # what came after the break may tell more: does it work for fewer?
-        for world in (w for w in worlds if 1 < w < evidence.cases[wrong.case].world):
-            collect(fn, evidence, [k for k, case in enumerate(evidence.cases) if case.world == world], spec.seconds)
+    pairs = [k for k, case in enumerate(evidence.cases) if case.world == 2]
+    if wrong and not found and evidence.broken and not evidence.answers.keys() & set(pairs):
+        collect(fn, evidence, pairs, spec.seconds)  # what was left out may tell more: does it work for two?
         found = _named(spec, evidence, wrong)
     if wrong:
-        raise CheckFailed(f"{wrong.text}\n{found[1]}" if found else wrong.text, found[0] if found else None)
+        raise _group_failure(wrong, *(found or (None, "")))
     return Verdict(spec.name, spec.points, spec.praise(evidence))
 
 
-def _named(spec: GroupSpec, evidence: Evidence, wrong: Wrong) -> tuple[str, str] | None:
-    """Name and sentence of the first known mistake that fits."""
-    said = ((mistake.name, mistake.says(evidence, wrong)) for mistake in spec.mistakes)
-    return next(((name, text) for name, text in said if text), None)
+def _named(spec: GroupSpec, evidence: Evidence, wrong: Wrong) -> tuple[GroupMistake, str] | None:
+    """The first known mistake that fits, and its sentence."""
+    said = ((mistake, mistake.says(evidence, wrong)) for mistake in spec.mistakes)
+    return next(((mistake, text) for mistake, text in said if text), None)
+
+
+def _group_failure(wrong: Wrong, known: GroupMistake | None, sentence: str) -> CheckFailed:
+    if known and known.name == "stub":
+        return CheckFailed(sentence, "stub")
+    detail = wrong.detail if known is None or known.detail else ""
+    return CheckFailed("\n".join(filter(None, [wrong.text, detail, sentence])), known.name if known else None)
 
 
 def _failure(spec: Spec, case: Case, answer: Answer, wrong: str) -> CheckFailed:

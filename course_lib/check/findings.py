@@ -1,11 +1,12 @@
 """What can be wrong in any exercise for a group of ranks, found in the evidence. Each gives None when all is well."""
 
+from collections.abc import Callable
+
 import torch
 
-from course_lib.check.group import Evidence, GroupCase, RankAnswer, Wrong
+from course_lib.check.group import TALK, Evidence, GroupCase, RankAnswer, Wrong
 from course_lib.launch import Message
 
-TALK = {"send", "recv", "isend", "irecv"}  # what learners build on
 ALLOWED = TALK | {"barrier"}
 
 
@@ -21,7 +22,7 @@ def ended_badly(e: Evidence) -> Wrong | None:
             text = f"rank {broken.culprit} raised {error.error}: {error.error_text}{at}"
         else:
             text = broken.text
-        return Wrong(f"{case.story}: {text}", number)
+        return Wrong("ended", f"{case.story}: {text}", number)
     return None
 
 
@@ -30,36 +31,38 @@ def ready_made(e: Evidence) -> Wrong | None:
     for number, messages in e.messages.items():
         for m in messages:
             if m.op not in ALLOWED:
-                return Wrong(
-                    f"The function calls dist.{m.op} ({m.where}): that is a ready-made collective. Build it from "
-                    "send, recv, isend, irecv and batch_isend_irecv.",
-                    number,
-                )
+                return Wrong("ready_made", f"{e.cases[number].story}: rank {m.rank} calls {m.op} ({m.where}).", number)
     return None
 
 
-def never_waited(e: Evidence, *ops: str) -> Message | None:
-    """An isend or irecv whose handle nobody waited for, although the function returned."""
-    for number in e.numbers():
-        for m in e.messages[number]:
-            if m.op in ops and m.end is None:
-                return m
-    return None
+def never_waited(e: Evidence, op: str) -> Message | None:
+    """A call of isend or irecv whose handle nobody had waited for when the function returned."""
+    return _first(e, lambda answer: answer.open, op)
 
 
 def touched(e: Evidence) -> Message | None:
     """A send whose tensor was changed before its wait()."""
-    for number in e.numbers(traced=True):
-        for rank, answer in enumerate(e.answers[number]):
-            if answer.touched:
-                return e.sent(number, rank)[answer.touched[0]]
+    return _first(e, lambda answer: answer.touched, "send")
+
+
+def _first(e: Evidence, which: Callable[[RankAnswer], tuple[int, ...]], op: str) -> Message | None:
+    for number, answers in e.answers.items():
+        for rank, answer in enumerate(answers):
+            calls = e.calls(number, rank)
+            for call in which(answer) if answer else ():
+                if call < len(calls) and op in calls[call].op:
+                    return calls[call]
     return None
 
 
-def rules_of_handles(e: Evidence) -> Wrong | None:
-    """The values may be right by luck; on another machine they would not be."""
-    if m := never_waited(e, "isend", "irecv") or touched(e):
-        return Wrong(f"rank {m.rank}, {m.op} {'to' if 'send' in m.op else 'from'} rank {m.peer} ({m.where}):", 0)
+def handles(e: Evidence) -> Wrong | None:
+    """A handle without a wait(), or a tensor touched before it: right values would be luck."""
+    for number, answers in e.answers.items():
+        for rank, answer in enumerate(answers):
+            if answer and (answer.open or answer.touched):
+                m = e.calls(number, rank)[(answer.open or answer.touched)[0]]
+                link = "to" if "send" in m.op else "from"
+                return Wrong("handles", f"{e.cases[number].story}: rank {rank}, {m.op} {link} rank {m.peer}.", number)
     return None
 
 

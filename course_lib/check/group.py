@@ -14,6 +14,8 @@ import torch
 from course_lib.collectives.tracked import Event
 from course_lib.launch import Message
 
+TALK = {"send", "recv", "isend", "irecv"}  # what learners build on
+
 
 @dataclass(frozen=True)
 class GroupCase:
@@ -41,8 +43,9 @@ class RankAnswer:
     value: torch.Tensor | None = None  # the tensor that it returned, if it was one
     returned: str = "None"  # the type of what it returned
     itself: bool = False  # it returned the input tensor, or one that shares its memory
+    open: tuple[int, ...] = ()  # sends and receives, numbered from 0, whose handle it had not waited for at the end
+    touched: tuple[int, ...] = ()  # of a traced case: sends whose tensor changed before their wait()
     events: tuple[Event, ...] = ()  # of a traced case
-    touched: tuple[int, ...] = ()  # of a traced case: numbers of the sends whose tensor changed before their wait()
     error: str = ""  # the type of the exception that it raised
     error_text: str = ""
     error_at: str = ""  # "Cell In[3], line 5"
@@ -57,9 +60,13 @@ class Evidence:
     messages: dict[int, list[Message]] = field(default_factory=dict)
     broken: dict[int, "Breakdown"] = field(default_factory=dict)  # the cases in which a run ended badly
 
+    def calls(self, case: int, rank: int) -> list[Message]:
+        """The sends and receives of a rank in a case, in order."""
+        return [m for m in self.messages.get(case, ()) if m.rank == rank and m.op in TALK]
+
     def sent(self, case: int, rank: int) -> list[Message]:
-        """The point-to-point sends of a rank in a case, in order."""
-        return [m for m in self.messages.get(case, ()) if m.rank == rank and m.op in ("send", "isend")]
+        """The sends of a rank in a case, in order."""
+        return [m for m in self.calls(case, rank) if "send" in m.op]
 
     def complete(self, case: int) -> bool:
         """All ranks came back without an error."""
@@ -77,16 +84,18 @@ class Breakdown:
     """How a run ended badly: a hang, an exception, or a death."""
 
     text: str  # the story, as `run` tells it
-    hang: bool
+    deadlock: bool
     culprit: int | None  # the rank that failed first
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """Something is not right. `case` is where it was seen first."""
+    """Something is not right. `case` is where it was seen first; `detail` is for when no known mistake fits."""
 
+    kind: str  # "ready_made", "values", "handles", "ended", "bits", "peers", "traffic" or "small"
     text: str
     case: int
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,7 @@ class GroupMistake:
 
     name: str
     says: Callable[[Evidence, Wrong], str | None]
+    detail: bool = False  # say `Wrong.detail` too
 
 
 @dataclass(frozen=True)

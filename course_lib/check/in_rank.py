@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from course_lib.check import plain
-from course_lib.check.recorder import Recorder, Touched, poison
+from course_lib.check.recorder import Handles, Recorder, poison
+from course_lib.launch import watch
 from course_lib.launch.pickling import text_of
 from course_lib.launch.watch import observers
 
@@ -48,30 +49,42 @@ def _shrink(size: int, number: int, folder: str) -> bool:
 
 
 def _answer(fn, tensor: torch.Tensor, options: dict, traced: bool, path: Path, cells: dict[str, str]) -> None:
-    recorder, touched = Recorder(dist.get_rank(), tensor), Touched()
-    watching = [recorder, touched, poison] if traced else []
+    handles, recorder = Handles(compare=traced), Recorder(dist.get_rank(), tensor)
+    watching = [handles, recorder, poison] if traced else [handles]
     observers.extend(watching)
     try:
         value = fn(tensor, **options)
     except BaseException as error:
-        frames = [None, *traceback.extract_tb(error.__traceback__)[1:]]
-        last = next((f for f in reversed(frames) if f is None or f.filename in cells or not _torch(f.filename)), None)
-        at = f"{cells.get(last.filename) or Path(last.filename).name}, line {last.lineno}" if last else ""
-        facts = {"error": type(error).__name__, "error_text": text_of(error), "error_at": at}
-        plain.write(path, facts, {"after": tensor})
+        plain.write(path, _error(error, cells), {"after": tensor})
         raise
     finally:
         for observer in watching:
             observers.remove(observer)
-    facts = {"returned": type(value).__name__ if value is not None else "None", "itself": _itself(value, tensor)}
+    facts = {"returned": "None" if value is None else type(value).__name__, "itself": _itself(value, tensor)}
+    facts |= {"open": handles.open, "touched": handles.touched}
     if traced:
-        facts |= {"events": [asdict(event) for event in recorder.events()], "touched": touched.found}
-    known = isinstance(value, torch.Tensor) and value.dtype in plain.DTYPES.values() and not facts["itself"]
-    plain.write(path, facts, {"after": tensor, **({"value": value} if known else {})})
+        facts["events"] = [asdict(event) for event in recorder.events()]
+    other = isinstance(value, torch.Tensor) and value.dtype in plain.DTYPES.values() and not facts["itself"]
+    plain.write(path, facts, {"after": tensor, **({"value": value} if other else {})})
+    if handles.open:
+        raise Unfinished("the function returned while messages were on their way")  # they would meet later ones
 
 
-def _torch(file: str) -> bool:
-    return file.startswith(str(Path(torch.__file__).parent)) or ("course_lib" in Path(file).parts and "launch" in file)
+class Unfinished(RuntimeError):
+    """Nothing more can be learnt: calls that nobody waits for disturb whatever comes after them."""
+
+
+def _error(error: BaseException, cells: dict[str, str]) -> dict[str, str]:
+    frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if not _hidden(f.filename)]
+    at = ""
+    if frames:
+        file, line = frames[-1].filename, frames[-1].lineno
+        at = f"{cells.get(file) or Path(file).name}, line {line}"
+    return {"error": type(error).__name__, "error_text": text_of(error), "error_at": at}
+
+
+def _hidden(file: str) -> bool:
+    return file.startswith((str(Path(torch.__file__).parent), str(Path(watch.__file__).parent)))
 
 
 def _itself(value: object, tensor: torch.Tensor) -> bool:

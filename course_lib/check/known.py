@@ -7,7 +7,16 @@ from course_lib.launch import Message
 
 def stub(e: Evidence, wrong: Wrong) -> str | None:
     if any(answer.error == "NotImplementedError" for _, answer in errors(e)):
-        return "This is still the stub: write the function in the cell above."
+        return "The function is still the stub: write it in the cell above."
+    return None
+
+
+def ready_made(e: Evidence, wrong: Wrong) -> str | None:
+    if wrong.kind == "ready_made":
+        return (
+            "That is a ready-made collective, and here it is what you write. Build it from send, recv, isend, irecv "
+            "and batch_isend_irecv."
+        )
     return None
 
 
@@ -20,7 +29,7 @@ def no_modulo(e: Evidence, wrong: Wrong) -> str | None:
 def last_calls(e: Evidence) -> list[Message]:
     """Of the case that hangs: what each rank that has not finished called last."""
     number, broken = next(iter(e.broken.items()), (None, None))
-    if broken is None or not broken.hang:
+    if broken is None or not broken.deadlock:
         return []
     last = {}
     for m in e.messages.get(number, ()):
@@ -50,7 +59,7 @@ def receives_first(e: Evidence, wrong: Wrong) -> str | None:
 def _stuck_pair(e: Evidence, wrong: Wrong, waiting: str) -> Message | None:
     """The other end of a call in which somebody waits although its partner has called as well: so a handle is lost."""
     broken = e.broken.get(wrong.case)
-    if not broken or not broken.hang:
+    if not broken or not broken.deadlock:
         return None
     for send, receive in pairs(e, wrong.case):
         here, there = (receive, send) if waiting == "recv" else (send, receive)
@@ -115,7 +124,11 @@ def _ratio(send: Message, receive: Message) -> bool:
     return any(send.nbytes == k * receive.nbytes or receive.nbytes == k * send.nbytes for k in (2, 4, 8))
 
 
-COMMON_FIRST = (GroupMistake("stub", stub), GroupMistake("no_modulo", no_modulo))
+COMMON_FIRST = (
+    GroupMistake("stub", stub),
+    GroupMistake("ready_made", ready_made),
+    GroupMistake("no_modulo", no_modulo),
+)
 COMMON_HANDLES = (
     GroupMistake("buffer_in_flight", buffer_in_flight),
     GroupMistake("wrong_handle", wrong_handle),

@@ -4,7 +4,7 @@ import torch
 
 from course_lib.collectives.tracked import _Recorder as Recorder
 
-__all__ = ["Recorder", "Touched", "poison"]
+__all__ = ["Handles", "Recorder", "poison"]
 
 
 def poison(phase: str, op: str, peer: int | None, buffer: torch.Tensor) -> None:
@@ -13,27 +13,34 @@ def poison(phase: str, op: str, peer: int | None, buffer: torch.Tensor) -> None:
         buffer.fill_(float("nan"))
 
 
-class Touched:
-    """Finds sends whose tensor changed between isend and its wait(). `found`: their numbers among this rank's sends."""
+class Handles:
+    """Follows each send and receive of a rank, numbered from 0, from its call to its wait().
 
-    def __init__(self) -> None:
-        self.found: list[int] = []
-        self._sends = 0
-        self._open: list[tuple[int, int | None, torch.Tensor, bytes]] = []
+    compare  also look whether the tensor of a send is still the same at its wait(); costs a copy
+    """
+
+    def __init__(self, compare: bool) -> None:
+        self.touched: list[int] = []
+        self._compare, self._count = compare, 0
+        self._open: list[tuple[int, str, int | None, torch.Tensor, bytes]] = []
+
+    @property
+    def open(self) -> list[int]:
+        """The calls that are not over."""
+        return [number for number, *_ in self._open]
 
     def __call__(self, phase: str, op: str, peer: int | None, buffer: torch.Tensor) -> None:
-        if op not in ("send", "isend"):
-            return
+        compare = self._compare and op in ("send", "isend")
         if phase == "start":
-            self._open.append((self._sends, peer, buffer, _bits(buffer)))
-            self._sends += 1
+            self._open.append((self._count, op, peer, buffer, _bits(buffer) if compare else b""))
+            self._count += 1
             return
         for entry in self._open:
-            number, to, tensor, before = entry
-            if tensor is buffer and to == peer:
+            number, of, other, tensor, before = entry
+            if tensor is buffer and (of, other) == (op, peer):
                 self._open.remove(entry)
-                if _bits(buffer) != before:
-                    self.found.append(number)
+                if compare and _bits(buffer) != before:
+                    self.touched.append(number)
                 return
 
 

@@ -46,8 +46,8 @@ def collect(fn: Callable, evidence: Evidence, numbers: Iterable[int], seconds: f
     evidence.messages |= _by_case(messages, chosen, cases)
     if error:
         failed = next((number for number in chosen if not evidence.complete(number)), chosen[-1])
-        hang = error.culprit is None
-        evidence.broken[failed] = Breakdown(_AT_FENCE.sub("has finished this call", str(error)), hang, error.culprit)
+        text = _AT_FENCE.sub("has finished this call", str(error))
+        evidence.broken[failed] = Breakdown(text, text.startswith("deadlock"), error.culprit)
 
 
 def _answer(path: Path) -> RankAnswer | None:
@@ -56,7 +56,7 @@ def _answer(path: Path) -> RankAnswer | None:
     try:
         facts, tensors = plain.read(path)
         facts["events"] = tuple(Event(**event) for event in facts.get("events", ()))
-        facts["touched"] = tuple(facts.get("touched", ()))
+        facts |= {name: tuple(facts.get(name, ())) for name in ("open", "touched")}
         return RankAnswer(**facts, **tensors)
     except (TypeError, ValueError) as problem:
         return RankAnswer(plain.NOTHING, error="ValueError", error_text=f"an unreadable answer: {problem}")

@@ -115,8 +115,10 @@ class Rank:
 
 def write_error(folder: Path, rank: int, error: BaseException, label: Callable[[str, int], str]) -> None:
     """The story of an exception, for the other side; `label` turns a source position into words."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _hidden(f.filename)]
-    in_torch = bool(frames) and frames[-1].filename.startswith(_TORCH)
+    everything = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in everything if not _hidden(f.filename)]
+    # wait() goes from our wrapper straight into C++, without a Python frame of torch
+    in_torch = bool(frames) and everything[-1].filename.startswith((_TORCH, _OURS))
     frames = [f for f in frames if not f.filename.startswith(_TORCH)] or frames[-1:]
     told = [{"where": label(f.filename, f.lineno or 0), "function": f.name, "text": f.line or ""} for f in frames]
     if len(told) > 12:  # a recursion without end

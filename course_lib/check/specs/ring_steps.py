@@ -26,10 +26,10 @@ def read_before_wait(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
-def _steps(e: Evidence) -> tuple[Trace, list[list[Step]], list[list[Step]]] | None:
-    """The trace, sends and receives, if every rank made 2(N-1) of each, a whole chunk at a time."""
+def _steps(e: Evidence, wrong: Wrong) -> tuple[Trace, list[list[Step]], list[list[Step]]] | None:
+    """The trace, sends and receives, if the sums are wrong and every rank made 2(N-1) of each."""
     t = _longest(e)
-    if t is None or any(len(steps) != 2 * (t.world - 1) for steps in (*t.sends, *t.receives)):
+    if wrong.kind != "values" or t is None or any(len(steps) != 2 * (t.world - 1) for steps in (*t.sends, *t.receives)):
         return None
     return t, t.sends, t.receives
 
@@ -48,7 +48,7 @@ def off_by_one_step(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def replaces_instead_of_adds(e: Evidence, wrong: Wrong) -> str | None:
-    found = _steps(e)
+    found = _steps(e, wrong)
     if found is None:
         return None
     t, _, receives = found
@@ -80,7 +80,7 @@ def _shift(t: Trace, d: int) -> int:
 
 
 def wrong_chunk_reduce_scatter(e: Evidence, wrong: Wrong) -> str | None:
-    found = _steps(e)
+    found = _steps(e, wrong)
     if found is None:
         return None
     t, sends, receives = found
@@ -104,7 +104,7 @@ def wrong_chunk_reduce_scatter(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def wrong_chunk_all_gather(e: Evidence, wrong: Wrong) -> str | None:
-    found = _steps(e)
+    found = _steps(e, wrong)
     if found is None:
         return None
     t, sends, receives = found
@@ -115,10 +115,11 @@ def wrong_chunk_all_gather(e: Evidence, wrong: Wrong) -> str | None:
             want, into = (r + d * (1 - s) + k) % n, (r - d * s + k) % n
             sent, got = sends[r][n - 1 + s], receives[r][n - 1 + s]
             if sent.chunk is not None and sent.chunk != want:
-                finished = "the one that it has finished" if s == 0 else "the one that has just come"
+                why = "the one that has just come" if s else "the one that it has finished"
                 return (
-                    f"All-gather, step {s}: rank {r} sent chunk {sent.chunk} (which holds "
-                    f"{in_words(sent.content, sent.chunk)}), and should send chunk {want}{_formula('(rank + 1 - step) % N', d, k)}: {finished}."
+                    f"All-gather, step {s}: rank {r} sent chunk {sent.chunk}, which holds "
+                    f"{in_words(sent.content, sent.chunk)}; it should send chunk {want}"
+                    f"{_formula('(rank + 1 - step) % N', d, k)}: {why}."
                 )
             if got.chunk is not None and got.chunk != into:
                 return (
@@ -129,7 +130,7 @@ def wrong_chunk_all_gather(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def adds_in_second_phase(e: Evidence, wrong: Wrong) -> str | None:
-    found = _steps(e)
+    found = _steps(e, wrong)
     if found is None:
         return None
     t, _, receives = found
@@ -138,7 +139,7 @@ def adds_in_second_phase(e: Evidence, wrong: Wrong) -> str | None:
             if step.content and max(step.content.values()) > 1:
                 return (
                     f"All-gather, step {s}: rank {r} added the finished chunk {step.chunk} to its own part of it, "
-                    f"which is in there already ({in_words(step.content, step.chunk)}). In this phase copy what arrives."
+                    "which is in there already. In this phase copy what arrives."
                 )
     return None
 

@@ -119,3 +119,17 @@ def _receive(event: Event, world: int) -> Step:
     chunk = changed.pop()
     now, old = event.after[chunk * LENGTH], event.state[chunk * LENGTH]
     return Step(event.rank, event.peer, chunk, content(now, world), content(old, world))
+
+
+def first_wrong(e: Evidence) -> str:
+    """Which ranks are in which chunk, where that is wrong first; "" when all is right."""
+    for world in (4, 3, 2):
+        t = trace(e, world)
+        for rank, chunks in enumerate(t.end if t else ()):
+            for chunk, found in enumerate(chunks):
+                if found is not None and found != t.right(chunk):
+                    return (
+                        f"With {world} ranks, chunk {chunk} of rank {rank} should be the sum of ranks "
+                        f"{{{', '.join(map(str, range(world)))}}}, and holds {in_words(found, chunk)}."
+                    )
+    return ""
