@@ -144,8 +144,10 @@ class SimulatedTransport:
 
 
 def _caller() -> str:
-    """File and line of the code that called send, recv or exchange."""
+    """File and line of the code that called send, recv or exchange, also through a `Sub` transport."""
     frame = sys._getframe(3)
+    while Path(frame.f_code.co_filename).name == "transport.py":
+        frame = frame.f_back
     path = Path(frame.f_code.co_filename)
     name = "a cell" if path.parent.name.startswith("ipykernel_") else path.name
     return f"{name}, line {frame.f_lineno}"

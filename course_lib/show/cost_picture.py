@@ -1,6 +1,7 @@
 """Time of an all-reduce over its size, by algorithm: `show.cost(...)`."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from matplotlib.figure import Figure
 
@@ -25,6 +26,7 @@ def cost(
     inside: Link | None = None,
     shared_uplink: bool = False,
     algorithms: Sequence[str] = (),
+    formula: Callable[..., float] | None = None,
     smallest: float = 1e3,
     largest: float = 1e9,
 ) -> Picture:
@@ -33,12 +35,17 @@ def cost(
     machine            what `fit` returned: its predictions, and circles for what was measured. Without it:
     ranks, alpha, ...  as in `cost.predict`: seconds a message, seconds a byte
     algorithms         which ones; without it, those that fit the question
+    formula            yours: formula(algorithm, nbytes, ranks, alpha, beta, gamma) -> seconds
     smallest, largest  bytes of the tensor, from and to
     """
     if not 1 <= smallest < largest:
         raise ValueError(f"show.cost draws from smallest to largest bytes; {smallest:g} and {largest:g} are no range.")
     if machine is not None and not isinstance(machine, Fit):
         raise TypeError(f"show.cost draws what fit(...) returned, not {type(machine).__name__}.")
+    if unknown := set(algorithms) - set(ALL):
+        raise ValueError(f"show.cost does not know {', '.join(sorted(unknown))}: choose from {', '.join(ALL)}.")
+    if not machine and ranks < 2:
+        raise ValueError(f"With ranks={ranks} nothing is sent, so there is nothing to draw: give ranks=2 or more.")
     if machine:
         seconds, measured = machine.predict, machine.measured
         names, largest = algorithms or ("naive", "tree", "ring"), min(largest, 1e8)
@@ -47,6 +54,9 @@ def cost(
         seconds, measured = model_seconds(ranks, alpha, beta, gamma, node_size, inside, shared_uplink), None
         names = algorithms or (ALL if node_size > 1 else ALL[:-1])
         title = heading(ranks, node_size, alpha, beta, gamma)
+        if formula:
+            names, title = algorithms or ("naive", "tree", "ring"), f"Your formulas, {title}"
+            seconds = partial(_call, formula, (ranks, alpha, beta, gamma))
     found = curves(seconds, names, smallest, largest)
     figure = Figure(figsize=(_WIDTH / 100, 4.4), dpi=200, facecolor="white", layout="constrained")
     axes = figure.add_subplot()
@@ -63,6 +73,15 @@ def model_seconds(
     """`cost.predict` as a function of the algorithm and the bytes."""
     options = {"node_size": node_size, "inside": inside, "shared_uplink": shared_uplink}
     return lambda name, nbytes: model.predict(name, nbytes, ranks, alpha, beta, gamma, **options)
+
+
+def _call(formula: Callable[..., float], machine: tuple, name: str, nbytes: float) -> float:
+    seconds = formula(name, nbytes, *machine)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
+        raise ValueError(
+            f"Only times above 0 can be drawn: the formula gives {seconds!r} for {name!r} and {nbytes:.0f} bytes."
+        )
+    return seconds
 
 
 def heading(ranks: int, node_size: int, alpha: float, beta: float, gamma: float) -> str:

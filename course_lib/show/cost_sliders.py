@@ -12,7 +12,7 @@ from course_lib.show.cost_picture import ALL, heading, model_seconds
 
 _INSIDE = 10  # links inside a node are that much faster, in latency and in bandwidth
 _RANKS = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
-_LIMITS = (1e3, 1e10, 1e-6, 1e4)  # bytes and seconds: the frame stays, so that the eye sees the lines move
+_LIMITS = (1e3, 1e9, 1e-6, 1e3)  # bytes and seconds: the frame stays, so that the eye sees the lines move
 
 
 def cost_explorer(
