@@ -9,7 +9,7 @@ from typing import Any
 
 from course_lib.check.engine import CheckFailed, Verdict, judge
 
-__all__ = ["CheckFailed", "Verdict", "judge", "ranks", "ring_all_reduce", "what_it_costs", "choose"]
+__all__ = ["CheckFailed", "Verdict", "judge", "messages", "ranks", "ring_all_reduce", "what_it_costs", "choose"]
 
 
 def ranks(read_environment: Callable[..., Any]) -> Verdict:
@@ -17,6 +17,13 @@ def ranks(read_environment: Callable[..., Any]) -> Verdict:
     from course_lib.check.specs.ranks import SPEC
 
     return judge(SPEC, read_environment)
+
+
+def messages(shift: Callable[..., Any]) -> Verdict:
+    """Exercise 02: pass a tensor on around a ring, on 1 to 4 real ranks."""
+    from course_lib.check.specs.messages import SPEC
+
+    return judge(SPEC, shift)
 
 
 def ring_all_reduce(ring_all_reduce: Callable[..., Any]) -> Verdict:

@@ -1,5 +1,7 @@
 """Mistakes that people make in any exercise with messages, as sentences. Each is (evidence, wrong) -> text or None."""
 
+from collections.abc import Callable
+
 from course_lib.check.findings import errors, never_waited, pairs, touched
 from course_lib.check.group import Evidence, GroupMistake, Wrong
 from course_lib.launch import Message
@@ -14,8 +16,8 @@ def stub(e: Evidence, wrong: Wrong) -> str | None:
 def ready_made(e: Evidence, wrong: Wrong) -> str | None:
     if wrong.kind == "ready_made":
         return (
-            "That is a ready-made collective, and here it is what you write. Build it from send, recv, isend, irecv "
-            "and batch_isend_irecv."
+            "That is ready-made, and here it is what you write. Build it from send, recv, isend, irecv and "
+            "batch_isend_irecv."
         )
     return None
 
@@ -103,6 +105,27 @@ def buffer_in_flight(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
+def read_before_wait(e: Evidence, wrong: Wrong) -> str | None:
+    for number in e.numbers(traced=True):
+        for rank, answer in enumerate(e.answers[number]):
+            found = answer.after if answer.value is None else answer.value
+            if found.is_floating_point() and (answer.after.isnan().any() or found.isnan().any()):
+                return (
+                    f"When one rank began a little later, rank {rank} used what stood in its receive buffer before the "
+                    "data came. Use a buffer only after the wait() of its irecv."
+                )
+    return None
+
+
+def right_worlds(e: Evidence, bad: Callable[[Evidence, int], bool]) -> dict[int, bool]:
+    """Which numbers of ranks are right in all of their cases, of those that were tried."""
+    found: dict[int, bool] = {}
+    for number in e.answers.keys() | e.broken.keys():
+        world = e.cases[number].world
+        found[world] = found.get(world, True) and e.complete(number) and not bad(e, number)
+    return found
+
+
 def mismatched(e: Evidence) -> list[tuple[int, Message, Message]]:
     """Sends that meet a receive of another size, in all cases."""
     return [(k, s, r) for k in e.messages for s, r in pairs(e, k) if s.nbytes != r.nbytes]
@@ -133,5 +156,6 @@ COMMON_HANDLES = (
     GroupMistake("buffer_in_flight", buffer_in_flight),
     GroupMistake("wrong_handle", wrong_handle),
     GroupMistake("send_not_waited", send_not_waited),
+    GroupMistake("read_before_wait", read_before_wait),
 )
 COMMON_HANGS = (GroupMistake("sends_first", sends_first), GroupMistake("receives_first", receives_first))

@@ -2,11 +2,10 @@
 
 from course_lib.check.findings import errors, first_difference, tolerance
 from course_lib.check.group import Evidence, GroupMistake, Wrong
-from course_lib.check.known import COMMON_FIRST, COMMON_HANDLES, COMMON_HANGS, buffer_dtype, mismatched
+from course_lib.check.known import COMMON_FIRST, COMMON_HANDLES, COMMON_HANGS, buffer_dtype, mismatched, right_worlds
 from course_lib.check.specs.ring_steps import (
     adds_in_second_phase,
     off_by_one_step,
-    read_before_wait,
     replaces_instead_of_adds,
     wrong_chunk_all_gather,
     wrong_chunk_reduce_scatter,
@@ -142,37 +141,28 @@ def loses_integers(e: Evidence, wrong: Wrong) -> str | None:
 
 def _values_wrong(e: Evidence, number: int) -> bool:
     case = e.cases[number]
-    return not e.complete(number) or any(
+    return any(
         a.after.shape != want.shape or first_difference(a.after, want, tolerance(case)) is not None
         for a, want in zip(e.answers[number], case.expected, strict=True)
     )
 
 
-def _worlds(e: Evidence) -> dict[int, bool]:
-    """Which numbers of ranks are right in all of their cases, of those that were tried."""
-    found: dict[int, bool] = {}
-    for number in e.answers.keys() | e.broken.keys():
-        world = e.cases[number].world
-        found[world] = found.get(world, True) and not _values_wrong(e, number)
-    return found
-
-
 def fails_alone(e: Evidence, wrong: Wrong) -> str | None:
-    worlds = _worlds(e)
+    worlds = right_worlds(e, _values_wrong)
     if worlds.get(1) is False and all(right for world, right in worlds.items() if world > 1):
         return "One rank has no neighbours: then there is nothing to send, and the tensor is the result already."
     return None
 
 
 def power_of_two_only(e: Evidence, wrong: Wrong) -> str | None:
-    worlds = _worlds(e)
+    worlds = right_worlds(e, _values_wrong)
     if worlds.get(4) and worlds.get(3) is False:
         return "It works for 4 ranks and not for 3: something takes for granted that the number is a power of two."
     return None
 
 
 def two_ranks_only(e: Evidence, wrong: Wrong) -> str | None:
-    worlds = _worlds(e)
+    worlds = right_worlds(e, _values_wrong)
     if worlds.get(2) and not any(right for world, right in worlds.items() if world > 2):
         return (
             "It works for 2 ranks only, where right and left neighbour are the same rank and each phase has one step. "
@@ -249,7 +239,7 @@ MISTAKES = (
     *COMMON_HANDLES,
     *COMMON_HANGS,
     *(GroupMistake(f.__name__, f) for f in (
-        read_before_wait, off_by_one_step, fails_alone, not_in_place, forgets_average, averages_twice, averages_sums,
+        off_by_one_step, fails_alone, not_in_place, forgets_average, averages_twice, averages_sums,
         forgets_remainder, loses_integers, different_order, through_one_rank, sends_whole_tensor, not_a_ring,
         one_message_per_element,
     )),

@@ -14,18 +14,6 @@ def _longest(e: Evidence) -> Trace | None:
     return trace(e, 4) or trace(e, 3)
 
 
-def read_before_wait(e: Evidence, wrong: Wrong) -> str | None:
-    for world in (4, 3, 2):
-        t = trace(e, world)
-        if t and t.poisoned:
-            rank, chunk = t.poisoned[0]
-            return (
-                f"When one rank began a little later, chunk {chunk} of rank {rank} got what stood in the receive "
-                "buffer before the data came. Use a buffer only after the wait() of its irecv."
-            )
-    return None
-
-
 def _steps(e: Evidence, wrong: Wrong) -> tuple[Trace, list[list[Step]], list[list[Step]]] | None:
     """The trace, sends and receives, if the sums are wrong and every rank made 2(N-1) of each."""
     t = _longest(e)
