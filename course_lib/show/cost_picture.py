@@ -87,7 +87,7 @@ def _call(formula: Callable[..., float], machine: tuple, name: str, nbytes: floa
 def heading(ranks: int, node_size: int, alpha: float, beta: float, gamma: float) -> str:
     """What the lines hold for, in one line."""
     nodes = f" on {ranks // node_size} nodes" if node_size > 1 else ""
-    parts = [f"α {alpha * 1e6:.3g} µs", f"1/β {_rate(beta)}", f"1/γ {_rate(gamma)}"]
+    parts = [f"α = {alpha * 1e6:.3g} µs", f"1/β = {_rate(beta)}", f"1/γ = {_rate(gamma)}"]
     return f"{ranks} ranks{nodes}: " + ", ".join(parts)
 
 

@@ -16,7 +16,7 @@ _LIMITS = (1e3, 1e9, 1e-6, 1e3)  # bytes and seconds: the frame stays, so that t
 
 
 def cost_explorer(
-    *, ranks: int = 16, node_size: int = 4, alpha: float = 50e-6, beta: float = 1e-9, gamma: float = 1e-10
+    *, ranks: int = 12, node_size: int = 4, alpha: float = 50e-6, beta: float = 1e-9, gamma: float = 1e-10
 ) -> "CostExplorer":
     """Sliders for latency, bandwidth, the speed of sums, ranks and ranks of a node; the lines follow.
 
