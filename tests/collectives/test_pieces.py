@@ -165,5 +165,5 @@ def test_different_lengths_end_the_run(algorithm):
     def uneven():
         algorithm.all_reduce(torch.ones(10 + (dist.get_rank() == 1)))
 
-    with pytest.raises(RunError, match="was killed by SIGABRT"):
+    with pytest.raises(RunError):  # rather than wrong sums on some ranks
         run(uneven, 3, quiet=True, timeout=30)
