@@ -43,7 +43,7 @@ def key(story: Story, x: float, y: float, *, measured: bool) -> list[Shape]:
         x += 6.5 * len(text) + 22
 
     last = [ranks_in(value) or {} for rank in range(story.size) for value in story.tensor(rank, story.steps)]
-    entry([f"rank-{rank}" for rank in range(min(story.size, 3))], "ranks in the sum", number=True)
+    entry([f"rank-{rank}" for rank in range(min(story.size, FEW))], "ranks in the sum", number=True)
     entry(["new"], "just arrived")
     entry(["whole" if story.size <= FEW else "done"], "finished: all ranks once")
     if any(times > 1 for found in last for times in found.values()):

@@ -39,6 +39,7 @@ def by_the_root(tensor):
         dist.send(tensor, other)
 
 
+# %%
 def sent(r, nbytes):
     """For each rank: how many times `nbytes` it has sent."""
     sends = [m for m in r.messages if m.op in ("send", "isend")]
@@ -131,7 +132,7 @@ def same_as_torch(tensor):
 def all_cases():
     numbers = torch.arange(10) + dist.get_rank()
     cases = [numbers[:length].to(dtype) for length in (0, 1, 3, 10) for dtype in (torch.float32, torch.int64)]
-    return sum(same_as_torch(tensor) for tensor in cases), len(cases)
+    return f"{sum(map(same_as_torch, cases))} of {len(cases)} equal"
 
 
 for ranks in (1, 2, 3, 5):
@@ -154,8 +155,7 @@ for ranks in (2, 3, 4):
 
 # %% [markdown]
 # In 2(N-1) steps each rank sends one N-th of M, so **2(N-1)/N · M** in all, and never as much as 2M, with 1,000
-# ranks either. (Patarasuk and Yuan, 2009, prove that no algorithm can do with less.) Every wire carries the same
-# load.
+# ranks either. (Patarasuk and Yuan, 2009, prove that no algorithm needs fewer.) Every wire carries the same load.
 #
 # **"The ring lowers the complexity from O(N) to O(N-1)."** You can read this, but O(N) and O(N-1) are the same
 # thing. What the ring lowers are the bytes of the busiest rank: from (N-1)·M at the root to less than 2M. What it
@@ -177,7 +177,7 @@ for ranks in (2, 3, 4):
 # Here are two all-reduces that pass on the *whole* tensor around the ring. The first is, in other words, what the
 # section "Our Own Ring-Allreduce" of a [PyTorch
 # tutorial](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) shows (it says itself that the chunks
-# are missing). The second takes as many steps as the real ring and is often taken for it.
+# are missing). The second takes as many steps as the real ring; it is on the web, too.
 
 
 # %%
@@ -222,10 +222,11 @@ for ranks in (2, 4):
         print(f"{ranks} ranks  {all_reduce.__name__:<25} {times:.1f} M  other bits: {bits:>7,}  allclose: {close}")
 
 # %% [markdown]
-# With **two ranks nothing shows**: a + b equals b + a, and 2(N-1)/N · M is M. With four ranks they send 3 and 6
-# times M where the ring sends 1.5, and in two thirds of the elements the ranks do not agree, because each began the
-# sum with its own number. `allclose` is content with all three. So whoever checks an all-reduce counts bytes and
-# compares bits, with three ranks or more. The check of the exercise does.
+# With **two ranks** nobody's bits differ, since a + b equals b + a, and the first one even sends what the ring
+# sends. With four ranks they send 3 and 6 times M where the ring sends 1.5, and in two thirds of the elements the
+# ranks do not agree, because each began the sum with its own number. `allclose` is content with all three. So
+# whoever checks an all-reduce counts bytes and compares bits, with three ranks or more. The check of the exercise
+# does.
 #
 # ## A popular listing, run
 #
@@ -315,8 +316,8 @@ for wire in (TcpTransport, SharedTransport):
 #
 # ## On A100s
 #
-# NVIDIA's `nccl-tests` divide the 2(N-1)/N out of their results and call what remains *bus bandwidth*, so that it
-# can be compared with what the wire can do
+# NVIDIA's `nccl-tests` report a *bus bandwidth*: the bytes that each rank really sends, 2(N-1)/N · M, divided by
+# the time, so that it can be compared with what the wire can do
 # ([how](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md)). On eight A100 80GB with NVLink [a
 # published run](https://github.com/NVIDIA/nccl-tests/issues/149) shows about 200 GB/s. ResNet-50 has 102 MB of
 # float32 gradients; each of eight ranks sends 2 · 7/8 · 102 = 179 MB; at 200 GB/s that takes 0.9 ms. Over a 10
@@ -324,5 +325,5 @@ for wire in (TcpTransport, SharedTransport):
 #
 # ## Exercise
 #
-# [Exercise 03: write it](../exercises/03_ring_all_reduce/03_ring_all_reduce.ipynb) Close this page and write it
-# yourself, with `op="mean"` as well. About 40 minutes.
+# [Exercise 03: the ring all-reduce](../exercises/03_ring_all_reduce/03_ring_all_reduce.ipynb) Close this page and
+# write it yourself, with `op="mean"` as well. About 40 minutes.
