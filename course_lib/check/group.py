@@ -118,4 +118,5 @@ class GroupSpec:
     compare: Callable[[Evidence], Wrong | None]  # None when all is right
     mistakes: tuple[GroupMistake, ...]  # the first that fits names it
     praise: Callable[[Evidence], list[str]]  # the lines of the verdict
+    pictured: str  # the group whose first case a right answer shows
     seconds: float = 20.0  # for all cases of one start

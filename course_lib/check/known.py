@@ -7,12 +7,6 @@ from course_lib.check.group import Evidence, GroupMistake, Wrong
 from course_lib.launch import Message
 
 
-def stub(e: Evidence, wrong: Wrong) -> str | None:
-    if any(answer.error == "NotImplementedError" for _, answer in errors(e)):
-        return "The function is still the stub: write it in the cell above."
-    return None
-
-
 def ready_made(e: Evidence, wrong: Wrong) -> str | None:
     if wrong.kind == "ready_made":
         return (
@@ -148,7 +142,6 @@ def _ratio(send: Message, receive: Message) -> bool:
 
 
 COMMON_FIRST = (
-    GroupMistake("stub", stub),
     GroupMistake("ready_made", ready_made),
     GroupMistake("no_modulo", no_modulo),
 )

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from course_lib.check import plain
+from course_lib.check.alone import start
 from course_lib.check.group import Breakdown, Evidence, GroupCase, RankAnswer
 from course_lib.check.in_rank import FENCE, take_part
 from course_lib.collectives.tracked import Event
 from course_lib.launch import Message, RunError, run, scratch
 from course_lib.launch.pickling import cell_names
-from course_lib.launch.supervise import can_fork
 
 _AT_FENCE = re.compile(rf"waits in barrier \({re.escape(FENCE)}, line \d+\)")
 
@@ -29,11 +29,10 @@ def collect(fn: Callable, evidence: Evidence, numbers: Iterable[int], seconds: f
     cases = [evidence.cases[number] for number in chosen]
     script = [(k, case.inputs, case.options, case.traced, case.late) for k, case in zip(chosen, cases, strict=True)]
     folder = Path(tempfile.mkdtemp(prefix="check-", dir=scratch()))
-    start = "direct" if can_fork() else "auto"
     error = None
     try:
         arguments = (fn, script, str(folder), cell_names())
-        result = run(take_part, cases[0].world, arguments, timeout=seconds, start=start, quiet=True)
+        result = run(take_part, cases[0].world, arguments, timeout=seconds, start=start(), quiet=True)
         messages = result.messages
     except RunError as problem:
         error, messages = problem, problem.messages

@@ -93,10 +93,8 @@ def traffic(e: Evidence) -> Wrong | None:
             sent = sum(m.nbytes for m in sends)
             if far or sent != wanted:
                 to = f" (one to rank {far.peer}, {far.where})" if far else ""
-                what = (
-                    f"rank {rank} sent {sent} bytes in {len(sends)} messages{to}; {wanted} to rank {right} are needed"
-                )
-                return Wrong("traffic", f"{case.story}: {what}.", number)
+                what = f"rank {rank} sent {sent} bytes in {len(sends)} messages{to}"
+                return Wrong("traffic", f"{case.story}: {what}; {wanted} to rank {right} are needed.", number)
     return None
 
 
@@ -233,4 +231,4 @@ def praise(e: Evidence) -> list[str]:
     ]
 
 
-SPEC = GroupSpec("02_messages", "shift", 5, cases, compare, MISTAKES, praise)
+SPEC = GroupSpec("02_messages", "shift", 5, cases, compare, MISTAKES, praise, "plain")

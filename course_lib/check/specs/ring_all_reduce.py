@@ -157,4 +157,4 @@ def praise(e: Evidence) -> list[str]:
     ]
 
 
-SPEC = GroupSpec("03_ring_all_reduce", "ring_all_reduce", 10, cases, compare, MISTAKES, praise)
+SPEC = GroupSpec("03_ring_all_reduce", "ring_all_reduce", 10, cases, compare, MISTAKES, praise, "even")

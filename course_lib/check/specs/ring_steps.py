@@ -45,7 +45,7 @@ def replaces_instead_of_adds(e: Evidence, wrong: Wrong) -> str | None:
         return None
     step = receives[0][0]
     return (
-        f"In step 0 of the reduce-scatter, rank 0 put what came from rank {step.peer} in the place of its own chunk "
+        f"Reduce-scatter, step = 0: rank 0 put what came from rank {step.peer} in the place of its own chunk "
         f"{step.chunk}. In this phase add it: receive into a buffer, then chunk += buffer."
     )
 
@@ -80,13 +80,13 @@ def wrong_chunk_reduce_scatter(e: Evidence, wrong: Wrong) -> str | None:
             sent, got = sends[r][s], receives[r][s]
             if sent.chunk is not None and sent.chunk != want:
                 return (
-                    f"Reduce-scatter, step {s}: rank {r} sent chunk {sent.chunk}, and should send chunk {want}"
+                    f"Reduce-scatter, step = {s}: rank {r} sent chunk {sent.chunk}, and should send chunk {want}"
                     f"{_formula('(rank - step) % N', d, k)}{_passes_on(s)}."
                 )
             if got.chunk is not None and got.chunk != into:
                 return (
-                    f"Reduce-scatter, step {s}: rank {r} added what came into its chunk {got.chunk}, and should add it "
-                    f"into chunk {into}{_formula('(rank - step - 1) % N', d, k)}: the one that its neighbour sent."
+                    f"Reduce-scatter, step = {s}: rank {r} added what came into its chunk {got.chunk}; it should "
+                    f"add it into chunk {into}{_formula('(rank - step - 1) % N', d, k)}: the one that its neighbour sent."
                 )
     return None
 
@@ -105,14 +105,14 @@ def wrong_chunk_all_gather(e: Evidence, wrong: Wrong) -> str | None:
             if sent.chunk is not None and sent.chunk != want:
                 why = "the one that has just come" if s else "the one that it has finished"
                 return (
-                    f"All-gather, step {s}: rank {r} sent chunk {sent.chunk}, which holds "
+                    f"All-gather, step = {s}: rank {r} sent chunk {sent.chunk}, which holds "
                     f"{in_words(sent.content, sent.chunk)}; it should send chunk {want}"
                     f"{_formula('(rank + 1 - step) % N', d, k)}: {why}."
                 )
             if got.chunk is not None and got.chunk != into:
                 return (
-                    f"All-gather, step {s}: rank {r} put what came into its chunk {got.chunk}, and should put it into "
-                    f"chunk {into}{_formula('(rank - step) % N', d, k)}: that is the one that its neighbour sent."
+                    f"All-gather, step = {s}: rank {r} put what came into its chunk {got.chunk}; it should put "
+                    f"it into chunk {into}{_formula('(rank - step) % N', d, k)}: that is the one that its neighbour sent."
                 )
     return None
 
@@ -126,7 +126,7 @@ def adds_in_second_phase(e: Evidence, wrong: Wrong) -> str | None:
         for s, step in enumerate(receives[r][t.world - 1 :]):
             if step.content and max(step.content.values()) > 1:
                 return (
-                    f"All-gather, step {s}: rank {r} added the finished chunk {step.chunk} to its own part of it, "
+                    f"All-gather, step = {s}: rank {r} added the finished chunk {step.chunk} to its own part of it, "
                     "which is in there already. In this phase copy what arrives."
                 )
     return None

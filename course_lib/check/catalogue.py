@@ -1,0 +1,28 @@
+"""Which check belongs to which graded cell, by the cell's grade id. The file of a notebook may have any name."""
+
+from dataclasses import dataclass
+from importlib import import_module
+
+from course_lib.check.group import GroupSpec
+from course_lib.check.spec import Spec
+
+
+@dataclass(frozen=True)
+class Graded:
+    """A graded cell: the module below course_lib.check.specs that holds its specification, under this name."""
+
+    module: str
+    name: str = "SPEC"
+
+    def spec(self) -> Spec | GroupSpec:
+        """The specification; loaded on demand."""
+        return getattr(import_module(f"course_lib.check.specs.{self.module}"), self.name)
+
+
+GRADED = {
+    "check_read_environment": Graded("ranks"),
+    "check_shift": Graded("messages"),
+    "check_ring_all_reduce": Graded("ring_all_reduce"),
+    "check_cost": Graded("what_it_costs"),
+    "check_choose": Graded("what_it_costs", "CHOOSE"),
+}
