@@ -40,9 +40,12 @@ class Samples:
 
 def measure(
     sizes: tuple[int, ...] = SIZES, totals: tuple[int, ...] = TOTALS, rounds: int = 9,
-    algorithms: tuple[str, ...] = ("naive", "tree", "ring"),
+    algorithms: tuple[str, ...] = ("naive", "tree", "ring"), limit: float = 15.0,
 ) -> Samples:  # fmt: skip
-    """Called on each rank. `sizes`, `totals`: bytes of single messages, of whole tensors; multiples of 4."""
+    """Called on each rank. `sizes`, `totals`: bytes of single messages, of whole tensors; multiples of 4.
+
+    Ends after `rounds` rounds, or after the round in which `limit` seconds are over: a busy machine gives fewer.
+    """
     t = TorchTransport()
     if t.size < 2:
         raise ValueError("Messages need two ranks: measure with ranks=2 or more.")
@@ -51,7 +54,7 @@ def measure(
     )
     tasks = [task for nbytes in sizes for task in _messages(t, nbytes)]
     tasks += [task for nbytes in totals for task in _all_reduces(t, nbytes, algorithms)]
-    repeats = {}
+    repeats, started = {}, time.perf_counter()
     for turn in range(rounds + 1):  # the first one warms up, and says how often to repeat the short ones
         for name, nbytes, count, work in tasks:
             again = repeats.get((name, nbytes), 1)
@@ -63,7 +66,10 @@ def measure(
             if turn:
                 found.seconds.setdefault((name, nbytes), []).append(passed / count)
             else:
-                repeats[name, nbytes] = _agreed(_LAP / max(passed, 1e-6)) if name not in ALGORITHMS else 1
+                again = _LAP / max(passed, 1e-6) if name not in ALGORITHMS else 1
+                repeats[name, nbytes] = _least(min(max(round(again), 1), 20))
+        if turn and _least(time.perf_counter() - started < limit) == 0:
+            break
     return found
 
 
@@ -104,8 +110,8 @@ def _all_reduces(t: Transport, nbytes: int, algorithms: tuple[str, ...]) -> list
     ]
 
 
-def _agreed(repeats: float) -> int:
-    """The same on all ranks: the smallest wish, between 1 and 20."""
-    wish = torch.tensor(min(max(round(repeats), 1), 20))
-    dist.all_reduce(wish, dist.ReduceOp.MIN)
-    return int(wish)
+def _least(number: int) -> int:
+    """The smallest of all ranks' numbers, so that all do the same."""
+    least = torch.tensor(int(number))
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    return int(least)

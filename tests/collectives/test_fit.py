@@ -105,6 +105,11 @@ def test_what_is_measured_is_what_is_said():
     assert fit.fit(result.results).compare()
 
 
+def test_a_busy_machine_gives_fewer_rounds():
+    results = run(measure, 2, args=((64, 4096), (), 50, (), 0.0)).results
+    assert {len(times) for one in results for times in one.seconds.values()} == {1}
+
+
 def test_bad_input_is_a_sentence():
     with pytest.raises(TypeError, match="fit wants what measure returned on each rank"):
         fit.fit([1, 2])
