@@ -18,7 +18,7 @@ from course_lib.collectives.topology import Link, Topology, flat
 # ## What one message costs
 #
 # Four ranks measure, in turns: one message between ranks 0 and 1, adding two tensors, and whole all-reduces, which we
-# need later. `measure` repeats everything nine times; medians count, and the slowest rank.
+# need later. `measure` goes round up to nine times; medians count, and the slowest rank.
 #
 # **Predict:** 4 MB are 4,096 times as much as 1 kB. How much longer does the message take? And 4 kB?
 
