@@ -68,9 +68,11 @@ class Communicator:
 
         It returns when the bucket is done, so nothing overlaps with the rest of backward. `state` is not used.
         """
-        self.all_reduce(bucket.buffer(), "mean")
-        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        done.set_result(bucket.buffer())
+        gradients = bucket.buffer()
+        self.all_reduce(gradients, "mean")
+        devices = [gradients.device] if gradients.is_cuda else []
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        done.set_result(gradients)
         return done
 
     def bytes_sent(self, numel: int, itemsize: int) -> int:

@@ -2,9 +2,9 @@
 
 With L ranks on a node and K nodes: (1) reduce-scatter inside the node, so that local rank l holds chunk l, summed over
 its node; (2) ring all-reduce of that chunk among the K ranks with local rank l; (3) all-gather inside the node.
-Between nodes each rank sends 2(K-1)/K·M/L, so all L ranks of a node together 2(K-1)/K·M: what one rank of a plain ring
-sends across. A node's link carries the same as in a plain ring whose ranks are in node order, and all of a node's
-ranks (and network cards) share the work.
+What leaves a node: 2(K-1)/K·M/L from each of its ranks, 2(K-1)/K·M in all. In a plain ring with the ranks in node
+order one rank alone sends 2(N-1)/N·M across: on two nodes of two ranks 1.5·M instead of 1·M. Many ranks on each of many
+nodes bring the two close together; then what is left is that all ranks, and their network cards, share the work.
 
 Bytes: M - |chunk l| in (1), those of the ring for chunk l over K ranks in (2), M - |chunk l+1| in (3): together
 2(L-1)/L·M + 2(K-1)/K·M/L when the lengths divide.
