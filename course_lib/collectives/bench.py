@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from course_lib.collectives.bench_measure import CONTENDERS, GLOO, LIMITS, measure, progress, slowest, words
+from course_lib.collectives.bench_measure import CONTENDERS, GLOO, LIMITS, Samples, measure, over_ranks, progress, words
 from course_lib.collectives.bench_plot import plot
 
 SIZES = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
@@ -27,6 +27,7 @@ class Row:
                       that numbers of different N compare (nccl-tests, doc/PERFORMANCE.md). For a limit, which is no
                       all-reduce, it is `bandwidth` itself.
     times_faster      than gloo's all_reduce in the same rounds; None for a limit
+    cpu, sleeps       CPU-seconds a call, and how often a thread of the rank went to sleep in a call; medians
     """
 
     ranks: int
@@ -38,19 +39,22 @@ class Row:
     bandwidth: float
     bus_bandwidth: float
     times_faster: float | None
+    cpu: float
+    sleeps: float
 
 
-def rows_of(ranks: int, times: dict[int, dict[str, list[float]]]) -> list[Row]:
-    """Medians, quartiles and bandwidths of what `measure` found on the slowest rank."""
+def rows_of(ranks: int, samples: Samples) -> list[Row]:
+    """Medians, quartiles and bandwidths of what the ranks found together."""
     rows = []
-    for nbytes, found in times.items():
-        base = statistics.median(found[GLOO])
-        for name, seconds in found.items():
-            low, middle, high = _quartiles(seconds)
-            bandwidth = nbytes / middle / 1e9
-            limit = name in LIMITS
+    for nbytes, found in samples.items():
+        base = statistics.median(sample.seconds for sample in found[GLOO])
+        for name, measured in found.items():
+            low, middle, high = _quartiles([sample.seconds for sample in measured])
+            cpu, sleeps = (statistics.median(getattr(s, field) for s in measured) for field in ("cpu", "sleeps"))
+            bandwidth, limit = nbytes / middle / 1e9, name in LIMITS
             bus = bandwidth if limit else bandwidth * 2 * (ranks - 1) / ranks
-            rows.append(Row(ranks, nbytes, name, middle, low, high, bandwidth, bus, None if limit else base / middle))
+            faster = None if limit else base / middle
+            rows.append(Row(ranks, nbytes, name, middle, low, high, bandwidth, bus, faster, cpu, sleeps))
     return rows
 
 
@@ -67,23 +71,26 @@ def bench(ranks: int, sizes: list[int], rounds: int) -> list[Row]:
 
     with progress(sys.stderr):
         result = run(measure, ranks, args=(sizes, rounds), timeout=3600, watch=False)
-    return rows_of(ranks, slowest(result.results))
+    return rows_of(ranks, over_ranks(result.results))
 
 
 def table(rows: list[Row]) -> str:
     """The rows as text, a block for each size."""
-    lines = [f"{'ranks':>5} {'size':>7}  {'':<18}{'time':>10}  {'quartiles':<21}{'GB/s':>7}{'bus GB/s':>10}  vs gloo"]
+    lines = [
+        f"{'ranks':>5} {'size':>7}  {'':<18}{'time':>9}  {'quartiles':<19}{'GB/s':>7}{'bus GB/s':>9}{'vs gloo':>8}"
+        f"{'CPU':>9}{'sleeps':>8}"
+    ]
     last = None
     for row in rows:
         if last not in (None, (row.ranks, row.nbytes)):
             lines.append("")
         last = (row.ranks, row.nbytes)
         spread = f"{_time(row.low)} – {_time(row.high)}"
-        bus = "" if row.name in LIMITS else f"{row.bus_bandwidth:.2f}"
+        bus = "" if row.name in LIMITS else f"{row.bus_bandwidth:.3g}"
         factor = "" if row.times_faster is None else f"{row.times_faster:.2f}x"
         lines.append(
-            f"{row.ranks:>5} {words(row.nbytes):>7}  {row.name:<18}{_time(row.seconds):>10}  {spread:<21}"
-            f"{row.bandwidth:>7.2f}{bus:>10}  {factor:>7}"
+            f"{row.ranks:>5} {words(row.nbytes):>7}  {row.name:<18}{_time(row.seconds):>9}  {spread:<19}"
+            f"{row.bandwidth:>7.3g}{bus:>9}{factor:>8}{_time(row.cpu):>9}{row.sleeps:>8.1f}"
         )
     return "\n".join(lines)
 

@@ -1,8 +1,10 @@
 """What runs in the ranks of `course bench ring`: every way to all-reduce, one after the other, again and again."""
 
 import contextlib
+import resource
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -28,13 +30,25 @@ LIMITS = {
 _BLOCK_BYTES = 16 << 20  # bytes in a block of calls, so that short calls are timed together
 
 
+@dataclass(frozen=True)
+class Sample:
+    """A call, on average over one block of calls, on one rank."""
+
+    seconds: float
+    cpu: float  # CPU-seconds of all threads of the rank
+    sleeps: float  # how often one of its threads gave up its core to wait
+
+
+Samples = dict[int, dict[str, list[Sample]]]  # by size in bytes, then contender: one for each round
+
+
 def calls_in_block(nbytes: int) -> int:
     """How many calls are timed together."""
     return max(1, min(50, _BLOCK_BYTES // nbytes))
 
 
-def measure(sizes: list[int], rounds: int) -> dict[int, dict[str, list[float]]]:
-    """Seconds a call, for each size in bytes and each contender, one value for each round, of this rank.
+def measure(sizes: list[int], rounds: int) -> Samples:
+    """What this rank finds for each size and contender.
 
     In each round every contender has its turn at every size, in the order of the table or backwards by turns, so
     that what else happens on the machine meets them all. Raises RuntimeError when one gives a wrong sum.
@@ -42,7 +56,7 @@ def measure(sizes: list[int], rounds: int) -> dict[int, dict[str, list[float]]]:
     with TcpTransport() as tcp, SharedTransport() as shared, TcpTransport() as plain:
         for sock in plain.sockets.values():
             sock.settimeout(60)
-        times: dict[int, dict[str, list[float]]] = {}
+        times: Samples = {}
         for size in sizes:
             ways, tensors = _ways(size // 4, tcp, shared)
             _verify(ways, tensors, size // 4)
@@ -66,13 +80,15 @@ def words(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def _time(call: Callable[[], object], times: int) -> float:
+def _time(call: Callable[[], object], times: int) -> Sample:
     call()  # memory and caches as the following calls find them
     dist.barrier()
-    began = time.perf_counter()
+    before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     for _ in range(times):
         call()
-    return (time.perf_counter() - began) / times
+    seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Sample(seconds / times, cpu / times, (after.ru_nvcsw - before.ru_nvcsw) / times)
 
 
 def _ways(numel: int, tcp: TcpTransport, shared: SharedTransport) -> tuple[dict, dict]:
@@ -131,10 +147,14 @@ def _fill(sock, memory: memoryview) -> None:
         got += count
 
 
-def slowest(results: list[dict[int, dict[str, list[float]]]]) -> dict[int, dict[str, list[float]]]:
-    """Of the times of all ranks, for each size, contender and round, the longest: the slowest rank counts."""
+def over_ranks(results: list[Samples]) -> Samples:
+    """One rank's samples made of those of all: of each figure the largest, so the slowest rank counts."""
+
+    def join(samples: tuple[Sample, ...]) -> Sample:
+        return Sample(*(max(getattr(s, f) for s in samples) for f in ("seconds", "cpu", "sleeps")))
+
     return {
-        size: {name: [max(found) for found in zip(*(r[size][name] for r in results), strict=True)] for name in names}
+        size: {name: [join(found) for found in zip(*(r[size][name] for r in results), strict=True)] for name in names}
         for size, names in results[0].items()
     }
 

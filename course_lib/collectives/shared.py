@@ -23,9 +23,10 @@ from course_lib.collectives.segments import Segments, map_file
 from course_lib.collectives.sockets import PeerError, SocketTransport, connect, meet
 from course_lib.collectives.transport import COMBINE
 
-# Measured on two cores (docs/ring.md). Bytes of a block: it stays in the cache between the copy and the addition.
-BLOCK = 128 * 1024
-SLOTS = 8  # blocks that a rank may be ahead of its reader
+# Bytes of a block, and blocks that a rank may be ahead of its reader. Two cores that share a cache of 32 MB were best
+# with 512 KB: smaller blocks mean more bells, and each may wake a sleeper.
+BLOCK = 512 * 1024
+SLOTS = 4
 DIRECT = 128 * 1024  # bytes from which a tensor in shared memory is read in place: waiting for the reader has a price
 _BELL = struct.Struct("<IIQQQ")  # kind, segment or count, offset, bytes, bytes of the whole message
 _MEMORY, _COPIED, _DIRECT, _COPIES_READ, _DIRECT_READ = range(5)

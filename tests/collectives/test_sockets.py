@@ -28,7 +28,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot 
 KINDS = {"tcp": TcpTransport, "shared": SharedTransport}
 both = pytest.mark.parametrize("kind", KINDS)
 # Elements: nothing, little, a block and a bit for any item size; and once more than all slots of a pair hold.
-LENGTHS = [0, 1, 7, 32769, 140_001]
+LENGTHS = [0, 1, 7, 32769, 280_001]
 CASES = [*itertools.product(DTYPES, LENGTHS), (torch.float32, 1_500_001)]
 
 
