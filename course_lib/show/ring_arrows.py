@@ -28,7 +28,7 @@ def arrows(board: Board, moves: list[Move]) -> list[Shape]:
         else:
             points = _around(board, move, begin, end, used)
             words = (points[-2][0] + 8, points[-2][1] - 5)
-        look, head = ("arrow", "arrow") if move.target else ("lost", "cross")
+        look, head = ("arrow", "arrow") if move.arrived else ("lost", "cross")
         shapes += arrow_path(points, look, said(move, board.spans), head)
         if not board.small and move.source and (met[move.dst] == 1 or abs(move.dst - move.src) == 1):
             shapes.append(Text(*words, place(move.source, board.spans, 0), "label"))

@@ -7,7 +7,7 @@ from itertools import accumulate, groupby, pairwise
 import torch
 
 from course_lib.collectives.chunks import split
-from course_lib.collectives.tracked import ranks_in
+from course_lib.show.ring_steps import decode
 from course_lib.show.shapes import Line, Rect, Shape, Text
 
 FEW = 4  # ranks, up to which everything is written out
@@ -85,7 +85,9 @@ class Board:
         for number, (first, length) in enumerate(self.spans):
             x, element = self.x(number), first
             inside = tensor[first : first + length]
-            whole = bool(length) and all(ranks_in(value) == dict.fromkeys(range(self.size), 1) for value in inside)
+            whole = bool(length) and all(
+                decode(value, self.size) == dict.fromkeys(range(self.size), 1) for value in inside
+            )
             for value, same in groupby(inside if self.size <= FEW or not whole else ()):
                 many = len(list(same))
                 numbers = not self.small and (self.size <= FEW or number in fresh)
@@ -99,8 +101,8 @@ class Board:
                 yield Text(x + self.chunk / 2, y + self.height / 2 + 5, "✓", "strong", "middle")
 
     def _stripes(self, y: float, left: float, right: float, value: float, numbers: bool) -> Iterator[Shape]:
-        found = ranks_in(value)
-        if found is None or max(found, default=0) >= self.size:
+        found = decode(value, self.size)
+        if found is None:
             yield Rect(left, y, right - left, self.height, "wait")
             if not self.small:
                 yield Text((left + right) / 2, y + self.height / 2 + 5, "?", "text", "middle")

@@ -1,9 +1,8 @@
 """Beside and below the picture of a tracked run: how much was sent, and the legend."""
 
-from course_lib.collectives.tracked import ranks_in
 from course_lib.show import words
 from course_lib.show.ring_board import FEW, Board
-from course_lib.show.ring_steps import Story
+from course_lib.show.ring_steps import Story, decode
 from course_lib.show.shapes import Line, Rect, Shape, Text
 
 
@@ -42,7 +41,7 @@ def key(story: Story, x: float, y: float, *, measured: bool) -> list[Shape]:
         shapes.append(Text(x + 6, y, text, "small"))
         x += 6.5 * len(text) + 22
 
-    last = [ranks_in(value) or {} for rank in range(story.size) for value in story.tensor(rank, story.steps)]
+    last = [decode(value, story.size) or {} for rank in range(story.size) for value in story.tensor(rank, story.steps)]
     entry([f"rank-{rank}" for rank in range(min(story.size, FEW))], "ranks in the sum", number=True)
     entry(["new"], "just arrived")
     entry(["whole" if story.size <= FEW else "done"], "finished: all ranks once")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from course_lib.collectives.tracked import Event, Track
+from course_lib.collectives.tracked import Event, Track, ranks_in
 
 Span = tuple[int, int]  # first element, number of elements
 
@@ -21,7 +21,20 @@ class Move:
     payload: list[float]
     source: Span | None  # of the sender's tensor
     target: Span | None  # of the receiver's tensor
+    arrived: bool  # the receiver has got it
     kind: str  # "add": what arrived was added, "store": it replaced what was there, "": anything else
+
+
+def decode(value: float, size: int) -> dict[int, int] | None:
+    """Which of the `size` ranks are in a value and how often, also where the sum was divided for a mean.
+
+    >>> decode(1 + 8, 2), decode((1 + 8) / 2, 2), decode(0.3, 2), decode(64, 2)
+    ({0: 1, 1: 1}, {0: 1, 1: 1}, None, None)
+    """
+    found = ranks_in(value)
+    if found is None:
+        found = ranks_in(value * size)
+    return None if found is None or max(found, default=0) >= size else found
 
 
 class Story:
@@ -134,7 +147,7 @@ def _move(step: int, send: Event, recv: Event | None) -> Move:
             kind = "add"
         elif after == recv.payload:
             kind = "store"
-    return Move(step, send.rank, send.peer, send.nbytes, send.payload, source or target, target, kind)
+    return Move(step, send.rank, send.peer, send.nbytes, send.payload, source or target, target, recv is not None, kind)
 
 
 def _target(recv: Event) -> Span | None:

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from course_lib.collectives.tracked import ranks_in
 from course_lib.show import words
-from course_lib.show.ring_steps import Move, Story
+from course_lib.show.ring_steps import Move, Story, decode
 
 _MOST = 4  # messages that a caption names
 
@@ -15,8 +14,8 @@ def contents(value: float, size: int) -> str:
     >>> contents(1 + 8, 4), contents(8, 4), contents(2 * 8 + 64, 4), contents(585, 4)
     ('the sum of ranks 0 and 1', "rank 1's own", 'the sum of ranks 1 (×2) and 2', 'the sum of all ranks')
     """
-    found = ranks_in(value)
-    if found is None or max(found, default=0) >= size:
+    found = decode(value, size)
+    if found is None:
         return f"{value:g}, which is no sum of ranks"
     if not found:
         return "nothing but zeros"
@@ -24,7 +23,7 @@ def contents(value: float, size: int) -> str:
         each = [f"{rank}" if times == 1 else f"{rank} (×{times})" for rank, times in found.items()]
         return f"the sum of rank{'s' * (len(each) > 1)} {_and(each)}"
     if len(found) == size:
-        return "the sum of all ranks"
+        return f"the {'sum' if value == sum(8**rank for rank in found) else 'mean'} of all ranks"
     return f"the sum of {words.ranks(found)}" if len(found) > 1 else f"rank {next(iter(found))}'s own"
 
 
@@ -48,6 +47,8 @@ def said(move: Move, spans: Sequence[tuple[int, int]]) -> str:
     inside = sorted(set(move.payload))
     what = contents(inside[0], len(spans)) if len(inside) == 1 else "sums of different ranks"
     text = f"rank {move.src} sends {place(move.source, spans, len(move.payload))}, {what}, to rank {move.dst}"
+    if not move.arrived:
+        return f"{text}, which never received it"
     if move.target and move.source and move.target != move.source:
         text += f", where it goes to {place(move.target, spans, len(move.payload))}"
     return text
@@ -68,14 +69,15 @@ def caption(story: Story, spans: Sequence[tuple[int, int]], step: int) -> str:
 def outcome(story: Story, spans: Sequence[tuple[int, int]]) -> str:
     """Whether the all-reduce is right, and if not, the first places where it is not."""
     wrong = []
+    divided = {value for track in story.tracks for value in track.end} == {story.total / story.size} != {story.total}
     for rank in range(story.size):
         tensor = story.tensor(rank, story.steps)
         for chunk, (first, length) in enumerate(spans):
-            odd = [value for value in tensor[first : first + length] if value != story.total]
+            odd = [value for value in tensor[first : first + length] if value != story.total and not divided]
             if odd:
                 wrong.append(f"rank {rank} holds {contents(odd[0], story.size)} in chunk {chunk}")
     if not wrong:
-        return "At the end every rank holds the sum of all ranks in every chunk."
+        return f"At the end every rank holds the {'mean' if divided else 'sum'} of all ranks in every chunk."
     more = f", and so on: {len(wrong)} chunks are wrong" if len(wrong) > 2 else ""
     return f"At the end {'; '.join(wrong[:2])}{more}."
 
@@ -101,13 +103,11 @@ def table(story: Story, spans: Sequence[tuple[int, int]]) -> str:
         lines.append(f"step {step} of {story.steps} {story.phase(step)}".rstrip() if step else "start")
         for rank in range(story.size):
             tensor = story.tensor(rank, step)
-            cells = [_digits(tensor[first] if length else None) for first, length in spans]
+            cells = [_digits(tensor[first], story.size) if length else "-" for first, length in spans]
             lines.append(f"  rank {rank}  " + "  ".join(cell.ljust(story.size) for cell in cells).rstrip())
     return "\n".join(lines)
 
 
-def _digits(value: float | None) -> str:
-    if value is None:
-        return "-"
-    found = ranks_in(value)
+def _digits(value: float, size: int) -> str:
+    found = decode(value, size)
     return "?" if found is None else "+".join(f"{r}" if n == 1 else f"{n}*{r}" for r, n in sorted(found.items())) or "0"

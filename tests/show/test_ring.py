@@ -1,5 +1,6 @@
 """show.ring: the right sums, steps, arrows, bytes and words, for a right ring and for wrong ones."""
 
+import doctest
 import sys
 from xml.etree import ElementTree
 
@@ -9,7 +10,9 @@ import torch
 import torch.distributed as dist
 
 from course_lib import run, show
+from course_lib.collectives.tracked import Event, Track
 from course_lib.launch.result import Result
+from course_lib.show import ring_steps, ring_words
 from course_lib.show.ring_steps import Story
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -156,6 +159,25 @@ def test_another_algorithm_has_its_own_steps(four):
     assert "rank 1 sends the whole tensor, rank 1's own, to rank 0" in stepper.captions[1]
 
 
+def test_values_that_are_no_sum_and_messages_that_nobody_took(drawn):
+    """Made by hand: rank 0's message of one element is never received, and rank 1 ends with nonsense."""
+    sent = Event(0, 0.0, 0, "send", 1, 2, 1, 8, [1.0], [1.0] * 4, [1.0] * 4)
+    tracks = [Track(0, 2, 4, [1.0] * 4, [sent], [1.0] * 4, None, [("send", 1)])]
+    tracks.append(Track(1, 2, 4, [8.0] * 4, [], [8.0, 0.3, float("nan"), 64.0], None, []))
+    stepper = show.ring(Result(tracks, ["", ""], [], 0.1))
+    assert "rank 0 holds rank 0's own in chunk 0" in stepper.alt
+    assert "rank 0 sends element 2, rank 0's own, to rank 1, which never received it" in stepper.captions[1]
+    picture = drawn(stepper.frames[1])
+    assert "?" in picture.texts
+    assert '<g class="cross">' in stepper.frames[1]
+
+
+def test_examples_in_docstrings():
+    for module in (ring_steps, ring_words):
+        found = doctest.testmod(module)
+        assert found.attempted and not found.failed
+
+
 def test_short_and_empty_tensors(four):
     assert "every rank holds the sum" in show.ring(four["short"]).alt
     assert "every rank holds the sum" in show.ring(four["empty"]).alt
@@ -168,7 +190,7 @@ def test_many_ranks_copies_and_one_rank_alone():
     assert len(six.html) < 700_000  # a notebook keeps it
     two = show.ring(run(show.tracked(on_copies), ranks=2))
     assert "worked on copies" in two.alt
-    assert "4.5, which is no sum of ranks" in two.alt
+    assert "At the end every rank holds the mean of all ranks in every chunk." in two.alt
     one = show.ring(run(show.tracked(to_root), ranks=1))
     assert "1 rank, 0 steps, 0 messages" in one.alt
 
