@@ -39,7 +39,7 @@ def _machine(rng: random.Random) -> tuple[float, float, float]:
 
 
 def _story(nbytes: int, ranks: int, alpha: float, beta: float, gamma: float) -> str:
-    return f"{nbytes} bytes, {ranks} rank{'s' * (ranks > 1)}, alpha={alpha:g}, beta={beta:g}, gamma={gamma:g}"
+    return f"{nbytes:,} bytes, {ranks} rank{'s' * (ranks > 1)}, alpha={alpha:g}, beta={beta:g}, gamma={gamma:g}"
 
 
 def _case(algorithm: str, group: str, ranks: int, rng: random.Random) -> Case:
