@@ -8,6 +8,7 @@ from importlib import import_module
 # command: (module with main(argv) -> exit code, what it does)
 COMMANDS = {
     "doctor": ("course_lib.cluster.doctor", "is this machine fit for the course? (--json for programs)"),
+    "check": ("course_lib.check.command", "check exercises: course check exercises/*/*.ipynb"),
     "bench": ("course_lib.cli", "measure side by side: course bench launch, course bench ring"),
 }
 BENCHES = {

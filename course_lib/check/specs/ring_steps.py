@@ -86,7 +86,7 @@ def wrong_chunk_reduce_scatter(e: Evidence, wrong: Wrong) -> str | None:
             if got.chunk is not None and got.chunk != into:
                 return (
                     f"Reduce-scatter, step = {s}: rank {r} added what came into its chunk {got.chunk}; it should "
-                    f"add it into chunk {into}{_formula('(rank - step - 1) % N', d, k)}: the one that its neighbour sent."
+                    f"add it into chunk {into}{_formula('(rank - step - 1) % N', d, k)}, which its neighbour sent."
                 )
     return None
 
@@ -112,7 +112,7 @@ def wrong_chunk_all_gather(e: Evidence, wrong: Wrong) -> str | None:
             if got.chunk is not None and got.chunk != into:
                 return (
                     f"All-gather, step = {s}: rank {r} put what came into its chunk {got.chunk}; it should put "
-                    f"it into chunk {into}{_formula('(rank - step) % N', d, k)}: that is the one that its neighbour sent."
+                    f"it into chunk {into}{_formula('(rank - step) % N', d, k)}, which its neighbour sent."
                 )
     return None
 

@@ -1,0 +1,91 @@
+"""`course check FILE.ipynb ...`: the same checks as in the notebook, as a table with points."""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from course_lib.check.catalogue import GRADED
+from course_lib.check.engine import judge
+from course_lib.check.notebook import SECONDS, NotANotebook, Notebook, Taken, read, take, unpack
+from course_lib.check.verdict import CheckFailed
+from course_lib.launch import prewarm
+
+
+@dataclass(frozen=True)
+class Row:
+    """One graded cell."""
+
+    exercise: str
+    function: str
+    points: int
+    out_of: int
+    says: str
+
+
+def main(argv: list[str]) -> int:
+    """0: all passed; 1: something is not right yet; 2: a file cannot be checked."""
+    parser = argparse.ArgumentParser(
+        prog="course check",
+        description="Check exercises without opening Jupyter. The cells of each notebook run, but for those with the "
+        "tag 'show'; then each graded cell's function is judged, as by the check in the notebook.",
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.ipynb")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="time limit for the cells (default: %(default)g)"
+    )
+    options = parser.parse_args(argv)
+    if options.seconds <= 0:
+        parser.error(f"--seconds {options.seconds:g}: give a positive number.")
+    notebooks, faults = [], []
+    for path in options.files:
+        try:
+            notebooks.append(_known(read(path)))
+        except NotANotebook as problem:
+            faults.append(str(problem))
+    if faults:
+        print("\n".join(faults), file=sys.stderr)
+        return 2
+    prewarm()
+    print(f"{'exercise':<22} {'function':<18} points")
+    rows = []
+    for notebook in notebooks:
+        for row in check(notebook, options.seconds):
+            rows.append(row)
+            print(_line(row), flush=True)
+    got, out_of = sum(row.points for row in rows), sum(row.out_of for row in rows)
+    if len(rows) > 1:
+        print(f"{'':<41} {got} of {out_of}")
+    return 0 if got == out_of else 1
+
+
+def _known(notebook: Notebook) -> Notebook:
+    if not set(notebook.graded) & set(GRADED):
+        raise NotANotebook(f"{notebook.path}: none of its graded cells belongs to this course.")
+    return notebook
+
+
+def check(notebook: Notebook, seconds: float = SECONDS) -> list[Row]:
+    """A row for each graded cell of this course."""
+    specs = [GRADED[name].spec() for name in notebook.graded if name in GRADED]
+    taken = take(notebook, [spec.function for spec in specs], seconds)
+    return [_judged(spec, taken) for spec in specs]
+
+
+def _judged(spec, taken: Taken) -> Row:
+    points, says = 0, ""
+    try:
+        if spec.function not in taken.functions:
+            missing = f"The function {spec.function} is not there."
+            raise CheckFailed("\n".join([*taken.problems, missing] if taken.problems else [missing]))
+        judge(spec, unpack(taken.functions[spec.function]))
+        points, says = spec.points, "✔ the checks passed"
+    except CheckFailed as problem:
+        says = f"✘ {problem}"
+    return Row(spec.name, spec.function, points, spec.points, says)
+
+
+def _line(row: Row) -> str:
+    head = f"{row.exercise:<22} {row.function:<18} {row.points} of {row.out_of}"
+    first, *others = row.says.splitlines()
+    return "\n".join([f"{head:<50} {first}", *(f"    {line}" if line else "" for line in others)])
