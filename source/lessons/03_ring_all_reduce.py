@@ -73,7 +73,7 @@ print("the sum:", r.results, "  sent, times M:", sent(r, 4_000_000))
 #
 # Which chunk, when? In step s of phase 1 rank r sends chunk r-s and adds chunk r-s-1: what it has just added is
 # what it sends next. So it ends with chunk r+1 finished, and in step s of phase 2 it sends chunk r+1-s and receives
-# r-s. (All modulo N.)
+# r-s. (All modulo N, and s counts from 0.)
 
 
 # %%
@@ -103,7 +103,7 @@ def ring_all_reduce(tensor):
 # To see what it does, we let it add numbers that remember where they come from: `show.tracked` gives rank r the
 # number 8**r in every element, so that each sum tells which ranks are in it.
 #
-# **Predict:** after step 2, which ranks are summed in chunk 0 on rank 2?
+# **Predict:** after two steps, which ranks are summed in chunk 0 on rank 2?
 
 # %%
 r = run(show.tracked(ring_all_reduce), ranks=4)
