@@ -16,7 +16,7 @@ from course_lib.collectives import halving, naive, ring, tree
 from course_lib.collectives.transport import TorchTransport, Transport
 
 SIZES = tuple(4**k for k in range(5, 12))  # bytes of a message: 1 kB to 4 MB
-TOTALS = (1 << 20, 2 << 20, 4 << 20)  # bytes of a whole tensor
+TOTALS = (1 << 20, 4 << 20, 16 << 20)  # bytes of a whole tensor
 ALGORITHMS = {"naive": naive, "tree": tree, "halving": halving, "ring": ring}
 _LAP = 1e-3  # seconds that a measurement should last; shorter ones are repeated
 

@@ -97,13 +97,13 @@ for nbytes in (1_000, 10_000_000):
 # %%
 for name, nbytes, predicted, measured, error in machine.compare():
     print(
-        f"{name:5} {nbytes / 2**20:.0f} MiB   predicted {predicted * 1e3:6.2f} ms   "
+        f"{name:5} {nbytes / 2**20:2.0f} MiB   predicted {predicted * 1e3:6.2f} ms   "
         f"measured {measured * 1e3:6.2f} ms   {error:+.0%}"
     )
 
 # %% [markdown]
 # The last column is the honest part. On a quiet machine we expect it to stay within a quarter. It cannot be zero: the
-# line is not perfect (see its residuals), caches treat 1 MB better than 4 MB, and ranks wait for a free core.
+# line is not perfect (see its residuals), caches treat 1 MB better than 16 MB, and ranks wait for a free core.
 
 # %%
 show.cost(machine)

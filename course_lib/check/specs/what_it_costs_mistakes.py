@@ -123,7 +123,7 @@ _WRONG: list[tuple[str, tuple[str, ...], Callable[..., float], str]] = [
     ),
     (
         "ring_two_tensors", ("ring",), lambda k, n, r, a, b, g: 2 * (r - 1) * a + 2 * n * b + (r - 1) / r * n * g,
-        "2 * nbytes is what the volume comes near to with many ranks. It is 2 (N - 1) / N * nbytes; at 2 ranks, half of that.",
+        "The volume comes near to 2 * nbytes with many ranks only. It is 2 (N - 1) / N * nbytes: with 2 ranks, half of that.",
     ),
     (
         "ring_gamma_whole", ("ring",), lambda k, n, r, a, b, g: ring(n, r, a, b, 0) + n * g,
