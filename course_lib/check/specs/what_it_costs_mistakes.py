@@ -123,7 +123,7 @@ _WRONG: list[tuple[str, tuple[str, ...], Callable[..., float], str]] = [
     ),
     (
         "ring_two_tensors", ("ring",), lambda k, n, r, a, b, g: 2 * (r - 1) * a + 2 * n * b + (r - 1) / r * n * g,
-        "The volume comes near to 2 * nbytes with many ranks only. It is 2 (N - 1) / N * nbytes: with 2 ranks, half of that.",
+        "The volume comes near to 2 * nbytes with many ranks only. It is 2 (N - 1) / N * nbytes: half of it with 2.",
     ),
     (
         "ring_gamma_whole", ("ring",), lambda k, n, r, a, b, g: ring(n, r, a, b, 0) + n * g,
