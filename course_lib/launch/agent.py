@@ -2,7 +2,7 @@
 
 It speaks JSON lines over a socket with the one who started it:
 in   {"do": "start", "start": "fork" | "torchrun", "argv": [...], "env": {...}, "cwd": ..., "path": [...], "log": ...}
-     {"do": "start", "start": "direct", "ranks": 4, "folder": ..., "env": ..., "cwd": ..., "path": ..., "log": ...}
+     {"do": "start", "start": "direct", "ranks": 4, "folder": ..., "module": "course_lib.…" | None, "env": ..., ...}
      {"do": "signal", "number": 15}     {"do": "kill"}
 out  {"event": "ready"}     {"event": "exit", "code": 1, "rank": None}     {"event": "gone"}
 The end of the socket means that the kernel is gone: then everything dies.
@@ -22,6 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import psutil
@@ -91,6 +92,9 @@ class Agent:
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             if order["start"] == "direct":
+                if order["module"]:  # a part of the course: imported once here, not in each rank
+                    import_module(order["module"])
+                    gc.freeze()
                 for rank in range(order["ranks"]):
                     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(order["ranks"])}
                     self.ranks[self.fork({**order, "env": order["env"] | place}, log, _rank)] = rank

@@ -55,7 +55,10 @@ def run(
     with exclusive() as (current, interrupt):
         folder = Path(tempfile.mkdtemp(prefix="run-", dir=current.folder))
         try:
-            return _Run(current, interrupt, folder, ranks, timeout, quiet).go(call, backend, start, watch, nodes)
+            this = _Run(current, interrupt, folder, ranks, timeout, quiet)
+            if str(getattr(fn, "__module__", "")).startswith("course_lib."):
+                this.module = fn.__module__
+            return this.go(call, backend, start, watch, nodes)
         finally:
             if current.alive():
                 current.end()
@@ -69,6 +72,7 @@ class _Run:
                  quiet: bool) -> None:  # fmt: skip
         self.current, self.interrupt, self.folder = current, interrupt, folder
         self.count, self.timeout, self.again = ranks, timeout, False
+        self.module: str | None = None  # where the function is from, when it is a part of the course
         self.ranks, self.printed = Ranks(folder, ranks, current), Printed(folder, ranks, quiet)
 
     def go(self, call: bytes, backend: str, start: str, watch: bool, nodes: int) -> Result:
@@ -103,7 +107,7 @@ class _Run:
     def start(self, start: str, nodes: int) -> None:
         log, place = self.folder / "torchrun_0.log", {"env": arguments.environment(), "cwd": arguments.cwd()}
         if start == "direct":
-            self.current.start(start, log=log, **place, ranks=self.count, folder=str(self.folder))
+            self.current.start(start, log=log, **place, ranks=self.count, folder=str(self.folder), module=self.module)
             return
         for number, argv in enumerate(arguments.commands(self.folder, self.count, nodes, start)):
             log = self.folder / f"torchrun_{number}.log"
