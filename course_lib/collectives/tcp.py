@@ -5,7 +5,6 @@ carries one block, the block before it is added. On one host this is faster than
 hand each message to another thread and back (docs/ring.md).
 """
 
-import os
 import select
 import socket
 import struct
@@ -13,7 +12,8 @@ import struct
 import torch
 import torch.distributed as dist
 
-from course_lib.collectives.sockets import PeerError, SocketTransport, connect
+from course_lib.collectives.connect import PeerError, connect, own_address
+from course_lib.collectives.sockets import SocketTransport
 from course_lib.collectives.transport import COMBINE
 
 # Bytes that are sent, or received and then added, at a time. On two cores 512 KB and 1 MB took the least CPU time for
@@ -36,7 +36,7 @@ class TcpTransport(SocketTransport):
         self, group: dist.ProcessGroup | None = None, timeout: float = 60.0, address: str | None = None
     ) -> None:
         super().__init__(group, timeout)
-        address = address or _own_address()
+        address = address or own_address()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -153,14 +153,3 @@ class _Receiving:
 def _bytes(tensor: torch.Tensor) -> memoryview:
     """The tensor's memory; through uint8, because numpy does not know bfloat16."""
     return memoryview(tensor.view(torch.uint8).numpy())
-
-
-def _own_address() -> str:
-    """The address from which this host reaches MASTER_ADDR. No packet is sent for that: UDP has no connection."""
-    master = os.environ.get("MASTER_ADDR")
-    if not master:
-        return "127.0.0.1"
-    family, _, _, _, there = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(there)
-        return probe.getsockname()[0]

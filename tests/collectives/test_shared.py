@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from course_lib import run
-from course_lib.collectives import shared
+from course_lib.collectives import bells, shared
 from course_lib.collectives.communicator import ALGORITHMS, Communicator
 from course_lib.collectives.segments import Segments, map_file, new_file
-from course_lib.collectives.shared import DIRECT, SharedTransport
+from course_lib.collectives.shared import DIRECT_FROM, SharedTransport
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -24,8 +24,8 @@ def zero_copy() -> dict:
     """All-reduces of tensors from `empty`, the blocks that were copied for it, and the memory in use."""
     faults, copied = [], []
     rank, size = dist.get_rank(), dist.get_world_size()
-    write = shared._Peer.write
-    shared._Peer.write = lambda peer, part, total: (copied.append(part.nbytes), write(peer, part, total))
+    write = bells.Peer.write
+    bells.Peer.write = lambda peer, part, total: (copied.append(part.nbytes), write(peer, part, total))
     with SharedTransport() as t:
         for dtype in (torch.float32, torch.bfloat16, torch.int64):
             tensor = t.empty(900_001, dtype)
@@ -36,7 +36,7 @@ def zero_copy() -> dict:
                 right = (torch.arange(part.numel()) % 50 * size + size * (size - 1) // 2).to(dtype)
                 faults += [f"{name} {dtype}"] * (not torch.equal(part, right))
         big = list(copied)
-        small = t.empty(DIRECT // 4 // 2)  # below the limit it is copied: waiting for the reader takes longer
+        small = t.empty(DIRECT_FROM // 4 // 2)  # below the limit it is copied: waiting for the reader takes longer
         small.fill_(1.0)
         t.exchange(small, (rank + 1) % size, torch.empty_like(small), (rank - 1) % size)
     tensor.fill_(3)
@@ -48,7 +48,7 @@ def test_tensors_in_shared_memory_are_read_where_they_lie(ranks):
     for found in run(zero_copy, ranks, watch=False).results:
         assert found["faults"] == []
         assert found["big"] == []
-        assert found["small"] == [DIRECT // 2]
+        assert found["small"] == [DIRECT_FROM // 2]
         assert found["after close"] == 3 * 900_001
 
 
@@ -73,7 +73,7 @@ def test_the_memory_has_no_name(tmp_path):
 
 
 def on_other_hosts() -> str:
-    shared._host = lambda: (f"machine{dist.get_rank()}", str(dist.get_rank()))
+    shared.host = lambda: (f"machine{dist.get_rank()}", str(dist.get_rank()))
     try:
         SharedTransport()
     except ValueError as error:

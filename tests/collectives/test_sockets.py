@@ -16,20 +16,20 @@ import torch
 import torch.distributed as dist
 
 from course_lib import run
-from course_lib.collectives import sockets
+from course_lib.collectives import connect, sockets
 from course_lib.collectives.communicator import ALGORITHMS, Communicator
+from course_lib.collectives.connect import PeerError
 from course_lib.collectives.operand import DTYPES
 from course_lib.collectives.shared import SharedTransport
-from course_lib.collectives.sockets import PeerError
 from course_lib.collectives.tcp import TcpTransport
 from course_lib.launch import RunError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import a test file
 KINDS = {"tcp": TcpTransport, "shared": SharedTransport}
 both = pytest.mark.parametrize("kind", KINDS)
-# Elements: nothing, little, a block and a bit for any item size; and once more than all slots of a pair hold.
-LENGTHS = [0, 1, 7, 32769, 280_001]
-CASES = [*itertools.product(DTYPES, LENGTHS), (torch.float32, 1_500_001)]
+# Elements: nothing, little, more than one block for the smallest and largest item, more than all slots of a pair.
+CASES = [*itertools.product(DTYPES, [0, 1, 7, 3001]), (torch.bfloat16, 280_001), (torch.int64, 280_001)]
+CASES.append((torch.float32, 1_500_001))
 
 
 def pattern(rank: int, length: int, dtype: torch.dtype) -> torch.Tensor:
@@ -115,12 +115,15 @@ def test_every_algorithm_runs_over_it(kind, ranks):
 def misuse(kind: str) -> list[str]:
     """The errors of calls that cannot be; afterwards the transport still works."""
     t, x = KINDS[kind](), torch.zeros(4)
+    big = t.empty(100_000) if kind == "shared" else torch.empty(100_000)
     calls = [
         lambda: t.send(x, t.rank),
         lambda: t.send(x, 2),
         lambda: t.recv(x[::2], 1 - t.rank),
         lambda: t.recv(x.view(2, 2), 1 - t.rank),
         lambda: t.recv(x, 1 - t.rank, "product"),
+        lambda: t.exchange(big, 1 - t.rank, x[::2], 1 - t.rank),  # nothing of the good half may leave
+        lambda: t.send(x.clone().requires_grad_(), 1 - t.rank),
         lambda: KINDS[kind](timeout=0),
         lambda: KINDS[kind](timeout="soon"),
     ]
@@ -140,12 +143,14 @@ def _error(call) -> str:
 
 @both
 def test_a_call_that_cannot_be_is_a_sentence(kind):
-    itself, third, strided, shape, op, zero, soon, works, closed = run(misuse, 2, args=(kind,)).results[0]
+    itself, third, strided, shape, op, half, grad, zero, soon, works, closed = run(misuse, 2, args=(kind,)).results[0]
     assert "no connection to rank 0: the ranks are 0 to 1, and this is 0." in itself
     assert "no connection to rank 2" in third
     assert "flat, contiguous CPU tensors, not one of shape (2,)" in strided
     assert "not one of shape (2, 2)" in shape
     assert "op='product': choose None or one of 'sum', 'max'." in op
+    assert "not one of shape (2,)" in half
+    assert "pass tensor.detach()" in grad
     assert "timeout=0: give a positive number of seconds" in zero
     assert "timeout='soon'" in soon
     assert works == "ones: True"
@@ -223,7 +228,7 @@ def test_a_stranger_is_no_rank(hello, who):
     with ours, theirs:
         theirs.sendall(hello)
         theirs.shutdown(socket.SHUT_WR)
-        assert sockets._who(ours, b"t" * 16) == who
+        assert connect._who(ours, b"t" * 16) == who
 
 
 def test_a_wait_for_two_halves_of_one_socket_sees_both():

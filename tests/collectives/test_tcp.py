@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from course_lib import run
-from course_lib.collectives import tcp
+from course_lib.collectives.connect import own_address
 from course_lib.collectives.tcp import TcpTransport
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -21,7 +21,7 @@ def test_own_address_is_the_one_that_reaches_the_master(monkeypatch, master, own
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     if master:
         monkeypatch.setenv("MASTER_ADDR", master)
-    assert tcp._own_address() == own
+    assert own_address() == own
 
 
 def _has_ipv6() -> bool:
