@@ -47,6 +47,7 @@ class Profile:
     communication: list[Span] = field(repr=False)  # kind: "all_reduce", ...; what torch's backend ran
     calls: list[Call] = field(repr=False)
     backwards: list[Interval] = field(repr=False)  # when the rank was in backward(), computing or waiting
+    gpu: bool  # spans are those of a GPU's kernels
     value: Any  # what the function returned
 
 
@@ -83,7 +84,7 @@ def _profile(fn: Callable, args: tuple, kwargs: dict) -> Profile:
     taken = [(call.start, call.end) for call in calls if call.computing]
     return Profile(
         dist.get_rank(), begin, end, phases.steps(raw, begin, end), phases.compute(raw, union(backwards), taken),
-        phases.communication(raw), calls, backwards, value,
+        phases.communication(raw), calls, backwards, any(event.device for event in raw), value,
     )  # fmt: skip
 
 
