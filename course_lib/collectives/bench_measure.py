@@ -1,6 +1,5 @@
 """What runs in the ranks of `course bench ring`: every way to all-reduce, one after the other, again and again."""
 
-import contextlib
 import resource
 import time
 from collections.abc import Callable
@@ -10,22 +9,19 @@ import torch
 import torch.distributed as dist
 
 from course_lib.collectives import ring
+from course_lib.collectives.bench_limits import loopback, memcpy
 from course_lib.collectives.shared import SharedTransport
 from course_lib.collectives.tcp import TcpTransport
 from course_lib.collectives.transport import TorchTransport
 
 GLOO = "gloo's all_reduce"
-# Contender: what it is. The two last ones are no all-reduce but what the machine can do.
+# Contender: what it is
 CONTENDERS = {
     GLOO: "dist.all_reduce",
     "ring, torch p2p": "our ring over isend and irecv of torch.distributed",
     "ring, TCP": "our ring over TcpTransport",
     "ring, shared": "our ring over SharedTransport, ordinary tensors",
     "ring, zero-copy": "our ring over SharedTransport, tensors from its empty()",
-}
-LIMITS = {
-    "memcpy": "each rank copies that many bytes within its memory",
-    "loopback TCP": "one rank sends that many bytes to another over a plain socket",
 }
 _BLOCK_BYTES = 16 << 20  # bytes in a block of calls, so that short calls are timed together
 
@@ -58,11 +54,11 @@ def measure(sizes: list[int], rounds: int) -> Samples:
             sock.settimeout(60)
         times: Samples = {}
         for size in sizes:
-            ways, tensors = _ways(size // 4, tcp, shared)
+            ways, tensors = ways_to_reduce(size // 4, tcp, shared)
             _verify(ways, tensors, size // 4)
-            ways["memcpy"] = _memcpy(size)
+            ways["memcpy"] = memcpy(size)
             if dist.get_world_size() % 2 == 0:
-                ways["loopback TCP"] = _loopback(size, plain)
+                ways["loopback TCP"] = loopback(size, plain)
             times[size] = {name: [] for name in ways}
             for number in range(rounds):
                 if dist.get_rank() == 0:
@@ -91,7 +87,9 @@ def _time(call: Callable[[], object], times: int) -> Sample:
     return Sample(seconds / times, cpu / times, (after.ru_nvcsw - before.ru_nvcsw) / times)
 
 
-def _ways(numel: int, tcp: TcpTransport, shared: SharedTransport) -> tuple[dict, dict]:
+def ways_to_reduce(
+    numel: int, tcp: TcpTransport, shared: SharedTransport
+) -> tuple[dict[str, Callable[[], object]], dict[str, torch.Tensor]]:
     """({contender: call}, {contender: the tensor it works on})."""
     ordinary, own = torch.zeros(numel), shared.empty(numel)
     torch_p2p = TorchTransport()
@@ -117,36 +115,6 @@ def _verify(ways: dict[str, Callable], tensors: dict[str, torch.Tensor], numel: 
         tensors[name].zero_()
 
 
-def _memcpy(nbytes: int) -> Callable[[], object]:
-    source, target = torch.zeros(nbytes, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
-    return lambda: target.copy_(source)
-
-
-def _loopback(nbytes: int, plain: TcpTransport) -> Callable[[], object]:
-    """Ranks 0, 2, … send to ranks 1, 3, …; one byte comes back when all has arrived."""
-    rank = plain.rank
-    memory, answer = memoryview(bytearray(nbytes)), bytearray(1)
-    sock = plain.sockets[rank ^ 1]
-
-    def send() -> None:
-        sock.sendall(memory)
-        _fill(sock, memoryview(answer))
-
-    def receive() -> None:
-        _fill(sock, memory)
-        sock.sendall(answer)
-
-    return receive if rank % 2 else send
-
-
-def _fill(sock, memory: memoryview) -> None:
-    got = 0
-    while got < len(memory):
-        if not (count := sock.recv_into(memory[got:])):
-            raise ConnectionError("the other rank has closed the plain connection")
-        got += count
-
-
 def over_ranks(results: list[Samples]) -> Samples:
     """One rank's samples made of those of all: of each figure the largest, so the slowest rank counts."""
 
@@ -157,27 +125,3 @@ def over_ranks(results: list[Samples]) -> Samples:
         size: {name: [join(found) for found in zip(*(r[size][name] for r in results), strict=True)] for name in names}
         for size, names in results[0].items()
     }
-
-
-@contextlib.contextmanager
-def progress(stream):
-    """Show the lines that are printed within as one that changes, on a terminal; else as they are."""
-    if not stream.isatty():
-        with contextlib.redirect_stdout(stream):
-            yield
-        return
-    with contextlib.redirect_stdout(_OneLine(stream)):
-        yield
-    stream.write("\r\x1b[K")
-
-
-class _OneLine:
-    def __init__(self, stream) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> None:
-        if text.strip():
-            self._stream.write(f"\r\x1b[K{text.strip()}")
-
-    def flush(self) -> None:
-        self._stream.flush()

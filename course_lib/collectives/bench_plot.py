@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from course_lib.collectives.bench_measure import CONTENDERS, GLOO, LIMITS, words
-
-if TYPE_CHECKING:
-    from course_lib.collectives.bench import Row
+from course_lib.collectives.bench_limits import LIMITS
+from course_lib.collectives.bench_measure import CONTENDERS, GLOO, words
+from course_lib.collectives.bench_rows import Row
 
 # Okabe and Ito's colours, each with a mark of its own; gloo is black, limits are grey and broken.
 _STYLES = {
@@ -25,7 +23,7 @@ _STYLES = {
 }
 
 
-def plot(rows: Sequence["Row"], path: Path, note: str) -> None:
+def plot(rows: Sequence[Row], path: Path, note: str) -> None:
     """Write the picture to `path`; `note` says where the numbers come from."""
     worlds = list(dict.fromkeys(row.ranks for row in rows))
     figure = Figure(figsize=(1 + 4.6 * len(worlds), 4.8), dpi=150, facecolor="white", layout="constrained")
@@ -46,7 +44,7 @@ def plot(rows: Sequence["Row"], path: Path, note: str) -> None:
     figure.savefig(path)
 
 
-def _line(axes: Axes, rows: Sequence["Row"], name: str) -> None:
+def _line(axes: Axes, rows: Sequence[Row], name: str) -> None:
     if not rows:
         return
     sizes, style = [row.nbytes for row in rows], _STYLES[name]

@@ -9,8 +9,13 @@ import torch
 
 from course_lib import cli
 from course_lib.collectives import bench_measure
-from course_lib.collectives.bench import main, rows_of, size_of, summary, table
-from course_lib.collectives.bench_measure import CONTENDERS, GLOO, LIMITS, Sample, over_ranks, progress, words
+from course_lib.collectives.bench import main, size_of
+from course_lib.collectives.bench_limits import LIMITS
+from course_lib.collectives.bench_measure import CONTENDERS, GLOO, Sample, over_ranks, words
+from course_lib.collectives.bench_progress import progress
+from course_lib.collectives.bench_rows import rows_of, summary, table
+from course_lib.collectives.bench_threads import OWN
+from course_lib.collectives.bench_threads import table as thread_table
 
 
 def made_up(scale: float) -> dict:
@@ -83,6 +88,11 @@ def test_bad_input_is_a_sentence(argv, told, capsys):
     assert told in capsys.readouterr().err
 
 
+def test_ranks_that_cannot_start_are_a_sentence(capsys):
+    assert main(["--ranks", "1000000", "--sizes", "4"]) == 1
+    assert "1000000 ranks need about" in capsys.readouterr().err
+
+
 def test_it_measures_draws_and_writes(tmp_path, capsys):
     plot, rows = tmp_path / "plot.png", tmp_path / "rows.json"
     argv = ["bench", "ring", "--ranks", "2", "3", "--sizes", "4K", "1000004", "--rounds", "2"]
@@ -122,3 +132,17 @@ def test_progress_is_one_line_on_a_terminal():
             print("one")
             print("two")
         assert stream.getvalue().endswith(ending)
+
+
+def test_threads_are_told_apart(capsys):
+    assert main(["--threads", "--ranks", "2", "--sizes", "64K"]) == 0
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title == "CPU time of rank 0 of 2 for each all-reduce, by thread"
+    assert [line[9:28].strip() for line in lines] == list(CONTENDERS)
+    assert "gloo_tcp_loop" in lines[1]  # torch's sends and receives go through gloo's thread
+    assert all(line[28:].startswith(OWN) for line in lines[2:])  # ours do the work in the thread that calls
+
+
+def test_thread_table_leaves_idle_threads_out():
+    text = thread_table(2, {4096: {GLOO: {"busy": 5e-6, "idle": 1e-9, OWN: 1.5e-5}}})
+    assert text.splitlines()[1].split("  ")[-1].strip() == f"{OWN} 15 µs, busy 5 µs"
