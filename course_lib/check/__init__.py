@@ -5,43 +5,49 @@ the sentence that names the mistake.
 """
 
 from collections.abc import Callable
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from course_lib.check.engine import CheckFailed, Verdict, judge
+from course_lib.check.verdict import CheckFailed, Verdict
+
+if TYPE_CHECKING:
+    from course_lib.check.engine import judge
 
 __all__ = ["CheckFailed", "Verdict", "judge", "messages", "ranks", "ring_all_reduce", "what_it_costs", "choose"]
 
 
+def __getattr__(name: str):
+    if name != "judge":
+        raise AttributeError(f"module 'course_lib.check' has no attribute {name!r}")
+    return import_module("course_lib.check.engine").judge  # on first use: ranks import parts of this package, too
+
+
+def _judge(specification: str, fn: Callable[..., Any], name: str = "SPEC") -> Verdict:
+    from course_lib.check.engine import judge
+
+    return judge(getattr(import_module(f"course_lib.check.specs.{specification}"), name), fn)
+
+
 def ranks(read_environment: Callable[..., Any]) -> Verdict:
     """Exercise 01: what a rank reads from the environment that torchrun made."""
-    from course_lib.check.specs.ranks import SPEC
-
-    return judge(SPEC, read_environment)
+    return _judge("ranks", read_environment)
 
 
 def messages(shift: Callable[..., Any]) -> Verdict:
     """Exercise 02: pass a tensor on around a ring, on 1 to 4 real ranks."""
-    from course_lib.check.specs.messages import SPEC
-
-    return judge(SPEC, shift)
+    return _judge("messages", shift)
 
 
 def ring_all_reduce(ring_all_reduce: Callable[..., Any]) -> Verdict:
     """Exercise 03: the ring all-reduce, on 1 to 4 real ranks."""
-    from course_lib.check.specs.ring_all_reduce import SPEC
-
-    return judge(SPEC, ring_all_reduce)
+    return _judge("ring_all_reduce", ring_all_reduce)
 
 
 def what_it_costs(cost: Callable[..., Any]) -> Verdict:
     """Exercise 04, first part: what an all-reduce costs by each of three algorithms."""
-    from course_lib.check.specs.what_it_costs import SPEC
-
-    return judge(SPEC, cost)
+    return _judge("what_it_costs", cost)
 
 
 def choose(choose: Callable[..., Any]) -> Verdict:
     """Exercise 04, second part: the fastest of them."""
-    from course_lib.check.specs.what_it_costs import CHOOSE
-
-    return judge(CHOOSE, choose)
+    return _judge("what_it_costs", choose, "CHOOSE")

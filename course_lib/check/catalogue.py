@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from course_lib.check.group import GroupSpec
-from course_lib.check.spec import Spec
+if TYPE_CHECKING:  # they import torch
+    from course_lib.check.group import GroupSpec
+    from course_lib.check.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -14,7 +16,7 @@ class Graded:
     module: str
     name: str = "SPEC"
 
-    def spec(self) -> Spec | GroupSpec:
+    def spec(self) -> "Spec | GroupSpec":
         """The specification; loaded on demand."""
         return getattr(import_module(f"course_lib.check.specs.{self.module}"), self.name)
 

@@ -65,7 +65,8 @@ def _judge_group(spec: GroupSpec, fn: Callable, rng: random.Random) -> Verdict:
 
 def _named(spec: GroupSpec, evidence: Evidence, wrong: Wrong) -> tuple[GroupMistake, str] | None:
     """The first known mistake that fits, and its sentence."""
-    said = ((mistake, mistake.says(evidence, wrong)) for mistake in spec.mistakes)
+    fitting = [mistake for mistake in spec.mistakes if not mistake.kinds or wrong.kind in mistake.kinds]
+    said = ((mistake, mistake.says(evidence, wrong)) for mistake in fitting)
     return next(((mistake, text) for mistake, text in said if text), None)
 
 

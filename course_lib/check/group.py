@@ -104,6 +104,7 @@ class GroupMistake:
 
     name: str
     says: Callable[[Evidence, Wrong], str | None]
+    kinds: tuple[str, ...] = ()  # of what is wrong (Wrong.kind); empty: any
     detail: bool = False  # say `Wrong.detail` too
 
 

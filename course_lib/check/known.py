@@ -6,14 +6,14 @@ from course_lib.check.findings import errors, never_waited, pairs, touched
 from course_lib.check.group import Evidence, GroupMistake, Wrong
 from course_lib.launch import Message
 
+Says = Callable[[Evidence, Wrong], str | None]
+
 
 def ready_made(e: Evidence, wrong: Wrong) -> str | None:
-    if wrong.kind == "ready_made":
-        return (
-            "That is ready-made, and here it is what you write. Build it from send, recv, isend, irecv and "
-            "batch_isend_irecv."
-        )
-    return None
+    return (
+        "That is ready-made, and here it is what you write. Build it from send, recv, isend, irecv and "
+        "batch_isend_irecv."
+    )
 
 
 def no_modulo(e: Evidence, wrong: Wrong) -> str | None:
@@ -141,14 +141,11 @@ def _ratio(send: Message, receive: Message) -> bool:
     return any(send.nbytes == k * receive.nbytes or receive.nbytes == k * send.nbytes for k in (2, 4, 8))
 
 
-COMMON_FIRST = (
-    GroupMistake("ready_made", ready_made),
-    GroupMistake("no_modulo", no_modulo),
-)
-COMMON_HANDLES = (
-    GroupMistake("buffer_in_flight", buffer_in_flight),
-    GroupMistake("wrong_handle", wrong_handle),
-    GroupMistake("send_not_waited", send_not_waited),
-    GroupMistake("read_before_wait", read_before_wait),
-)
-COMMON_HANGS = (GroupMistake("sends_first", sends_first), GroupMistake("receives_first", receives_first))
+def known(*functions: Says, kinds: tuple[str, ...] = (), detail: bool = False) -> list[GroupMistake]:
+    """Mistakes named as their functions are."""
+    return [GroupMistake(says.__name__, says, kinds, detail) for says in functions]
+
+
+COMMON_FIRST = known(ready_made, kinds=("ready_made",)) + known(no_modulo)
+COMMON_HANDLES = known(buffer_in_flight, wrong_handle, send_not_waited, read_before_wait)
+COMMON_HANGS = known(sends_first, receives_first, kinds=("ended",))

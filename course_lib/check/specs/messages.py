@@ -5,8 +5,8 @@ import random
 import torch
 
 from course_lib.check.findings import ended_badly, first_difference, handles, number_text, ready_made, shape_text
-from course_lib.check.group import Evidence, GroupCase, GroupMistake, GroupSpec, RankAnswer, Wrong
-from course_lib.check.known import COMMON_FIRST, COMMON_HANDLES, COMMON_HANGS, buffer_dtype, right_worlds
+from course_lib.check.group import Evidence, GroupCase, GroupSpec, RankAnswer, Wrong
+from course_lib.check.known import COMMON_FIRST, COMMON_HANDLES, COMMON_HANGS, buffer_dtype, known, right_worlds
 
 WORLDS = (4, 3, 2, 1)
 LARGE = 100_000  # elements
@@ -109,7 +109,7 @@ def compare(e: Evidence) -> Wrong | None:
 def _everywhere(e: Evidence, wrong: Wrong, from_whom) -> bool:
     """Whether every rank of the wrong case returned the tensor of rank from_whom(rank, N)."""
     case = e.cases[wrong.case]
-    if wrong.kind != "values" or case.world < 3 or not case.inputs[0].numel():
+    if case.world < 3 or not case.inputs[0].numel():
         return False
     return all(
         _same(result(answer), case.inputs[from_whom(rank, case.world)])
@@ -118,7 +118,7 @@ def _everywhere(e: Evidence, wrong: Wrong, from_whom) -> bool:
 
 
 def returns_nothing(e: Evidence, wrong: Wrong) -> str | None:
-    if wrong.kind == "values" and any(a and a.returned == "None" for a in e.answers[wrong.case]):
+    if any(a and a.returned == "None" for a in e.answers[wrong.case]):
         return "Return the tensor that was received."
     return None
 
@@ -143,7 +143,7 @@ def wrong_neighbour(e: Evidence, wrong: Wrong) -> str | None:
     n = e.cases[number].world
     talk = [m for m in e.messages.get(number, ()) if m.peer is not None and m.op != "barrier"]
     to, source = ({(m.peer - m.rank) % n for m in talk if word in m.op} for word in ("send", "recv"))
-    if wrong.kind == "ended" and n > 2 and len(to) == 1 and to == source:
+    if n > 2 and len(to) == 1 and to == source:
         return (
             "Each rank sends to one neighbour and waits for the same neighbour, who sends the other way. What comes "
             "from the left comes from (rank - 1) % world_size."
@@ -154,7 +154,7 @@ def wrong_neighbour(e: Evidence, wrong: Wrong) -> str | None:
 def open_chain(e: Evidence, wrong: Wrong) -> str | None:
     case = e.cases[wrong.case]
     n = case.world
-    if n < 3 or wrong.kind not in ("values", "ended"):
+    if n < 3:
         return None
     talk = [m for m in e.messages.get(wrong.case, ()) if m.peer is not None]
     sends = {(m.rank, m.peer) for m in talk if "send" in m.op}
@@ -164,7 +164,7 @@ def open_chain(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def wrong_shape(e: Evidence, wrong: Wrong) -> str | None:
-    if wrong.kind == "values" and wrong.case not in e.numbers(group="plain") and "returned" in wrong.text:
+    if wrong.case not in e.numbers(group="plain") and "returned" in wrong.text:
         return "The result has the shape and dtype of the input: torch.empty_like(tensor) makes such a buffer."
     return None
 
@@ -202,21 +202,23 @@ def _values_wrong(e: Evidence, number: int) -> bool:
 
 
 def sends_too_much(e: Evidence, wrong: Wrong) -> str | None:
-    if wrong.kind == "traffic":
-        return "The result is right. But each rank needs only what its left neighbour has: one tensor, sent once."
-    return None
+    return "The result is right. But each rank needs only what its left neighbour has: one tensor, sent once."
 
 
 MISTAKES = (
     *COMMON_FIRST,
-    GroupMistake("modifies_input", modifies_input),
-    *(GroupMistake(f.__name__, f) for f in (buffer_dtype, returns_nothing, wrong_neighbour, open_chain)),
+    *known(modifies_input, kinds=("input", "values")),
+    *known(buffer_dtype),
+    *known(returns_nothing, kinds=("values",)),
+    *known(wrong_neighbour, kinds=("ended",)),
+    *known(open_chain, kinds=("values", "ended")),
     *COMMON_HANDLES,
     *COMMON_HANGS,
-    *(GroupMistake(f.__name__, f) for f in (
-        fails_alone, wrong_direction, returns_own, wrong_shape, two_ranks_only, sends_too_much,
-    )),
-)  # fmt: skip
+    *known(fails_alone),
+    *known(wrong_direction, returns_own, wrong_shape, kinds=("values",)),
+    *known(two_ranks_only),
+    *known(sends_too_much, kinds=("traffic",)),
+)
 
 
 def praise(e: Evidence) -> list[str]:

@@ -1,8 +1,16 @@
 """The usual mistakes in a ring all-reduce, each with the sentence that names it."""
 
 from course_lib.check.findings import errors, first_difference, tolerance
-from course_lib.check.group import Evidence, GroupMistake, Wrong
-from course_lib.check.known import COMMON_FIRST, COMMON_HANDLES, COMMON_HANGS, buffer_dtype, mismatched, right_worlds
+from course_lib.check.group import Evidence, Wrong
+from course_lib.check.known import (
+    COMMON_FIRST,
+    COMMON_HANDLES,
+    COMMON_HANGS,
+    buffer_dtype,
+    known,
+    mismatched,
+    right_worlds,
+)
 from course_lib.check.specs.ring_steps import (
     adds_in_second_phase,
     off_by_one_step,
@@ -13,8 +21,6 @@ from course_lib.check.specs.ring_steps import (
 
 
 def wrong_neighbour(e: Evidence, wrong: Wrong) -> str | None:
-    if wrong.kind not in ("ended", "values"):
-        return None
     n = e.cases[wrong.case].world
     talk = [m for m in e.messages.get(wrong.case, ()) if m.peer is not None]
     if n < 3 or not talk:
@@ -131,7 +137,7 @@ def forgets_remainder(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def loses_integers(e: Evidence, wrong: Wrong) -> str | None:
-    if e.cases[wrong.case].inputs[0].is_floating_point() or wrong.case in e.broken:
+    if e.cases[wrong.case].inputs[0].is_floating_point():
         return None
     return (
         "Floats were right, large int64 numbers are not: somewhere they pass through a float, which has too few "
@@ -172,12 +178,10 @@ def two_ranks_only(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def different_order(e: Evidence, wrong: Wrong) -> str | None:
-    if wrong.kind == "bits":
-        return (
-            "Each rank has added or divided in its own order, and rounding depends on the order: the models drift "
-            "apart. Let one rank finish a chunk (divide it, too), then pass the finished bits on unchanged."
-        )
-    return None
+    return (
+        "Each rank has added or divided in its own order, and rounding depends on the order: the models drift "
+        "apart. Let one rank finish a chunk (divide it, too), then pass the finished bits on unchanged."
+    )
 
 
 def _even(e: Evidence) -> tuple[int, list[int], int]:
@@ -189,7 +193,7 @@ def _even(e: Evidence) -> tuple[int, list[int], int]:
 
 
 def through_one_rank(e: Evidence, wrong: Wrong) -> str | None:
-    if not e.numbers(group="even") or wrong.case in e.broken:
+    if not e.numbers(group="even"):
         return None
     number, sent, total = _even(e)
     n = e.cases[number].world
@@ -203,7 +207,7 @@ def through_one_rank(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def sends_whole_tensor(e: Evidence, wrong: Wrong) -> str | None:
-    if not e.numbers(group="even") or wrong.case in e.broken:
+    if not e.numbers(group="even"):
         return None
     number, sent, total = _even(e)
     if e.cases[number].world > 2 and min(sent) >= 2 * total:
@@ -215,33 +219,31 @@ def sends_whole_tensor(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def not_a_ring(e: Evidence, wrong: Wrong) -> str | None:
-    if wrong.kind == "peers":
-        return (
-            "The result is right, but this is another algorithm. In a ring each rank sends to (rank + 1) % world_size "
-            "and receives from (rank - 1) % world_size only."
-        )
-    return None
+    return (
+        "The result is right, but this is another algorithm. In a ring each rank sends to (rank + 1) % world_size "
+        "and receives from (rank - 1) % world_size only."
+    )
 
 
 def one_message_per_element(e: Evidence, wrong: Wrong) -> str | None:
-    if wrong.kind == "small":
-        return "Every message costs a fixed time, whatever its size. Send a chunk as one message: 2(N-1) in all."
-    return None
+    return "Every message costs a fixed time, whatever its size. Send a chunk as one message: 2(N-1) in all."
 
 
-IN_CHUNKS = (  # these are told with what the chunks hold
-    replaces_instead_of_adds, wrong_chunk_reduce_scatter, wrong_chunk_all_gather, adds_in_second_phase,
-    power_of_two_only, two_ranks_only,
-)  # fmt: skip
 MISTAKES = (
     *COMMON_FIRST,
-    *(GroupMistake(f.__name__, f) for f in (no_op, buffer_dtype, chunk_size_of_rank_0, fewer_chunks, wrong_neighbour)),
+    *known(no_op, buffer_dtype, chunk_size_of_rank_0, fewer_chunks),
+    *known(wrong_neighbour, kinds=("ended", "values")),
     *COMMON_HANDLES,
     *COMMON_HANGS,
-    *(GroupMistake(f.__name__, f) for f in (
-        off_by_one_step, fails_alone, not_in_place, forgets_average, averages_twice, averages_sums,
-        forgets_remainder, loses_integers, different_order, through_one_rank, sends_whole_tensor, not_a_ring,
-        one_message_per_element,
-    )),
-    *(GroupMistake(f.__name__, f, detail=True) for f in IN_CHUNKS),
+    *known(off_by_one_step, fails_alone),
+    *known(not_in_place, forgets_average, averages_twice, averages_sums, forgets_remainder, kinds=("values",)),
+    *known(loses_integers, kinds=("values",)),
+    *known(different_order, kinds=("bits",)),
+    *known(through_one_rank, kinds=("values", "bits", "peers", "traffic")),
+    *known(sends_whole_tensor, kinds=("traffic",)),
+    *known(not_a_ring, kinds=("peers",)),
+    *known(one_message_per_element, kinds=("small",)),
+    *known(replaces_instead_of_adds, wrong_chunk_reduce_scatter, wrong_chunk_all_gather, adds_in_second_phase,
+         kinds=("values",), detail=True),
+    *known(power_of_two_only, two_ranks_only, detail=True),
 )  # fmt: skip

@@ -14,10 +14,10 @@ def _longest(e: Evidence) -> Trace | None:
     return trace(e, 4) or trace(e, 3)
 
 
-def _steps(e: Evidence, wrong: Wrong) -> tuple[Trace, list[list[Step]], list[list[Step]]] | None:
-    """The trace, sends and receives, if the sums are wrong and every rank made 2(N-1) of each."""
+def _steps(e: Evidence) -> tuple[Trace, list[list[Step]], list[list[Step]]] | None:
+    """The trace, sends and receives, if every rank made 2(N-1) of each."""
     t = _longest(e)
-    if wrong.kind != "values" or t is None or any(len(steps) != 2 * (t.world - 1) for steps in (*t.sends, *t.receives)):
+    if t is None or any(len(steps) != 2 * (t.world - 1) for steps in (*t.sends, *t.receives)):
         return None
     return t, t.sends, t.receives
 
@@ -36,7 +36,7 @@ def off_by_one_step(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def replaces_instead_of_adds(e: Evidence, wrong: Wrong) -> str | None:
-    found = _steps(e, wrong)
+    found = _steps(e)
     if found is None:
         return None
     t, _, receives = found
@@ -68,7 +68,7 @@ def _shift(t: Trace, d: int) -> int:
 
 
 def wrong_chunk_reduce_scatter(e: Evidence, wrong: Wrong) -> str | None:
-    found = _steps(e, wrong)
+    found = _steps(e)
     if found is None:
         return None
     t, sends, receives = found
@@ -92,7 +92,7 @@ def wrong_chunk_reduce_scatter(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def wrong_chunk_all_gather(e: Evidence, wrong: Wrong) -> str | None:
-    found = _steps(e, wrong)
+    found = _steps(e)
     if found is None:
         return None
     t, sends, receives = found
@@ -118,7 +118,7 @@ def wrong_chunk_all_gather(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def adds_in_second_phase(e: Evidence, wrong: Wrong) -> str | None:
-    found = _steps(e, wrong)
+    found = _steps(e)
     if found is None:
         return None
     t, _, receives = found

@@ -1,0 +1,159 @@
+"""`course check`: real notebooks, good and bad, as a learner calls it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from course_lib.check import command
+from course_lib.check.catalogue import GRADED
+from course_lib.check.notebook import NotANotebook, read, take, unpack
+
+SHIFT = """
+import torch
+import torch.distributed as dist
+
+def shift(tensor):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    received = tensor.clone()
+    if size > 1:
+        sending = dist.isend(tensor, (rank + 1) % size)
+        dist.irecv(received, (rank - 1) % size).wait()
+        sending.wait()
+    return received
+"""
+SENDS_FIRST = SHIFT.replace("sending = dist.isend", "sending = dist.isend").replace(
+    "dist.irecv(received, (rank - 1) % size).wait()\n        sending.wait()",
+    "sending.wait()\n        dist.recv(received, (rank - 1) % size)",
+)
+
+
+def notebook(path: Path, *cells: str, graded: tuple[str, ...] = ("check_shift",), shown: str = "") -> Path:
+    """A notebook of code cells; then one with the tag "show", if there is one; then the graded cells."""
+    made = nbformat.v4.new_notebook()
+    made.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    if shown:
+        made.cells.append(nbformat.v4.new_code_cell(shown, metadata={"tags": ["show"]}))
+    for name in graded:
+        marks = {"grade": True, "grade_id": name, "points": 99, "solution": False, "locked": True, "schema_version": 3}
+        made.cells.append(nbformat.v4.new_code_cell("raise SystemExit", metadata={"nbgrader": marks}))
+    nbformat.write(made, path)
+    return path
+
+
+def called(capsys, *arguments: object) -> tuple[int, str, str]:
+    code = command.main([str(argument) for argument in arguments])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_solutions_pass_with_full_points(root, capsys):
+    code, out, _ = called(capsys, *sorted((root / "solutions").glob("*/*.ipynb")))
+    assert code == 0, out
+    rows = [line for line in out.splitlines() if "✔ the checks passed" in line]
+    assert len(rows) == len(GRADED)
+    total = sum(graded.spec().points for graded in GRADED.values())
+    assert f"{total} of {total}" in out
+
+
+def test_exercises_as_released_are_stubs(root, capsys):
+    code, out, _ = called(capsys, *sorted((root / "exercises").glob("*/*.ipynb")))
+    assert code == 1
+    assert out.count("is still the stub: write it in the cell above.") == len(GRADED)
+
+
+def test_every_graded_cell_of_the_course_has_a_check_with_its_points(root):
+    found = {}
+    for path in (root / "exercises").glob("*/*.ipynb"):
+        for cell in nbformat.read(path, as_version=4).cells:
+            marks = cell.metadata.get("nbgrader", {})
+            if marks.get("grade"):
+                found[marks["grade_id"]] = marks["points"]
+                assert f"({GRADED[marks['grade_id']].spec().function})" in cell.source
+                assert path.stem == GRADED[marks["grade_id"]].spec().name
+    assert found == {name: graded.spec().points for name, graded in GRADED.items()}
+
+
+def test_a_table_with_right_and_wrong(tmp_path, capsys):
+    """Whatever the files are called, whatever points they claim; cells that fail or only show do no harm."""
+    good = notebook(tmp_path / "mine.ipynb", "1 / 0", SHIFT, shown="raise RuntimeError('shown')")
+    bad = notebook(tmp_path / "other name.ipynb", "x = 1", SENDS_FIRST)
+    code, out, err = called(capsys, good, bad)
+    assert (code, err) == (1, "")
+    lines = out.splitlines()
+    assert lines[1].split() == ["02_messages", "shift", "5", "of", "5", "✔", "the", "checks", "passed"]
+    assert lines[2].startswith("02_messages            shift              0 of 5") and "✘ 4 ranks" in lines[2]
+    assert "    rank 0: waits in isend to rank 1 (Cell In[2], line 9)" in lines
+    assert lines[-1].strip() == "5 of 10"
+
+
+def test_a_function_that_is_missing_says_what_failed(tmp_path, capsys):
+    path = notebook(tmp_path / "a.ipynb", "import nothing_of_this_name\n" + SHIFT)
+    code, out, _ = called(capsys, path)
+    assert code == 1
+    assert "Cell In[1] raised ModuleNotFoundError: No module named 'nothing_of_this_name'." in out
+    assert "The function shift is not there." in out
+
+
+def test_a_cell_that_never_ends_is_ended_and_named(tmp_path, capsys):
+    path = notebook(tmp_path / "a.ipynb", SHIFT, "y = 0\nwhile True:\n    y += 1")
+    code, out, _ = called(capsys, path, "--seconds", 3)
+    assert code == 1
+    assert "A cell was still running after 3 s and was ended (Cell In[2], line " in out
+
+
+def test_a_cell_that_ends_the_process(tmp_path, capsys):
+    path = notebook(tmp_path / "a.ipynb", "import os\nos._exit(3)", SHIFT)
+    code, out, _ = called(capsys, path)
+    assert code == 1
+    assert "A cell ended the whole process: left with exit code 3" in out
+
+
+def test_functions_come_with_what_they_use(tmp_path):
+    path = notebook(tmp_path / "a.ipynb", "factor = 3\nimport math", "def shift(x):\n    return math.ceil(factor * x)")
+    taken = take(read(path), ["shift", "absent"])
+    assert list(taken.functions) == ["shift"] and taken.problems == []
+    assert unpack(taken.functions["shift"])(1.5) == 5
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "there is no such file"),
+        ("not json", "this is not a Jupyter notebook"),
+        ('{"cells": 3}', "this is not a Jupyter notebook"),
+        ("[]", "this is not a Jupyter notebook"),
+    ],
+)
+def test_bad_files_are_one_sentence(tmp_path, capsys, content, says):
+    path = tmp_path / "a.ipynb"
+    if content is not None:
+        path.write_text(content)
+    code, out, err = called(capsys, path)
+    assert (code, out) == (2, "")
+    assert says in err and len(err.splitlines()) == 1
+
+
+def test_notebooks_without_graded_cells(tmp_path, capsys, root):
+    lesson = root / "notebooks" / "01_ranks.ipynb"
+    foreign = notebook(tmp_path / "a.ipynb", "x = 1", graded=("check_of_another_course",))
+    code, out, err = called(capsys, lesson, foreign)
+    assert (code, out) == (2, "")
+    assert "has no graded cell" in err and "none of its graded cells belongs to this course" in err
+    with pytest.raises(NotANotebook, match="no such file"):
+        read(tmp_path / "b.ipynb")
+
+
+def test_a_folder_is_no_notebook(tmp_path, capsys):
+    assert called(capsys, tmp_path)[0] == 2
+
+
+def test_the_command_line():
+    done = subprocess.run(
+        [sys.executable, "-m", "course_lib.cli", "check", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and "FILE.ipynb" in done.stdout
+    done = subprocess.run([sys.executable, "-m", "course_lib.cli", "check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "FILE.ipynb" in done.stderr

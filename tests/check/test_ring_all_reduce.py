@@ -1,0 +1,107 @@
+"""Exercise 03: each wrong answer gets its own verdict, no right one is refused, and the oracle is right."""
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib import check, run, show
+from course_lib.check.engine import judge
+from course_lib.check.specs import ring_trace
+from course_lib.check.specs.ring_all_reduce import SPEC, cases
+
+_path = Path(__file__).parents[1] / "mistakes" / "ring_all_reduce.py"
+_spec = importlib.util.spec_from_file_location("mistakes_ring_all_reduce", _path)
+mistakes = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(mistakes)
+sys.modules["mistakes_ring_all_reduce"] = mistakes
+cloudpickle.register_pickle_by_value(mistakes)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.slow
+WRONG = [*mistakes.WRONG.items(), *mistakes.AGAIN]
+
+
+def refused(answer) -> check.CheckFailed:
+    with pytest.raises(check.CheckFailed) as caught:
+        check.ring_all_reduce(answer)
+    return caught.value
+
+
+@pytest.mark.parametrize(("name", "answer"), WRONG, ids=[f"{k}-{name}" for k, (name, _) in enumerate(WRONG)])
+def test_wrong_answer_is_named(name, answer):
+    found = refused(answer)
+    assert found.mistake == name, str(found)
+
+
+def test_other_wrong_answers_are_refused():
+    for answer in mistakes.UNNAMED.values():
+        refused(answer)
+
+
+@pytest.mark.parametrize("name", mistakes.RIGHT)
+def test_right_answers_pass(name):
+    for seed in range(3):
+        verdict = judge(SPEC, mistakes.RIGHT[name], seed)
+        assert verdict.points == 10 and "The checks passed: 10 points." in repr(verdict)
+
+
+def test_every_named_mistake_has_an_example():
+    assert {mistake.name for mistake in SPEC.mistakes} == set(mistakes.WRONG) - {"stub"}
+
+
+def test_sentences_say_where_and_why():
+    text = str(refused(mistakes.WRONG["wrong_chunk_all_gather"]))
+    assert "With 4 ranks, chunk 0 of rank 0 should be the sum of ranks {0, 1, 2, 3}" in text
+    assert "All-gather, step = 0: rank 0 sent chunk 0, which holds rank 0; it should send chunk 1" in text
+    text = str(refused(mistakes.WRONG["sends_first"]))
+    for rank in range(4):
+        assert f"rank {rank}: waits in send to rank {(rank + 1) % 4} (ring_all_reduce.py, line " in text
+    assert "isend" in text.splitlines()[-1]
+
+
+def test_verdict_holds_the_numbers_and_messages_of_a_run():
+    verdict = check.ring_all_reduce(mistakes.RIGHT["as the solution"])
+    sends = [m for m in verdict.run.messages if m.op == "isend" and m.rank == 0]
+    total = verdict.run.results[0].numel() * 4
+    assert len(sends) == 6 and sum(m.nbytes for m in sends) == 6 * total // 4
+    assert f"each of 4 ranks sent {6 * total // 4} = 2·3/4 · {total}" in repr(verdict)
+    assert show.messages(verdict.run)
+
+
+def all_reduced(inputs, op):
+    tensor = inputs[dist.get_rank()].clone()
+    dist.all_reduce(tensor)
+    return tensor / dist.get_world_size() if op == "mean" else tensor
+
+
+def test_the_oracle_agrees_with_torch():
+    for case in cases(random.Random(3)):
+        if case.world == 3:
+            theirs = run(all_reduced, 3, args=(case.inputs, case.options.get("op")), start="direct").results[0]
+            assert torch.allclose(theirs.double(), case.expected[0].double(), rtol=1e-6, atol=1e-6), case.story
+
+
+def test_cases_are_fresh_and_cover_what_the_exercise_promises():
+    one, other = cases(random.Random(1)), cases(random.Random(2))
+    assert not torch.equal(one[0].inputs[0], other[0].inputs[0]) and not torch.equal(*one[0].inputs[:2])
+    assert [case.world for case in one] == sorted((case.world for case in one), reverse=True)
+    four = [case for case in one if case.world == 4]
+    assert {0, 1, 3, 5} <= {case.inputs[0].numel() for case in four}
+    assert {case.inputs[0].dtype for case in four} == {torch.float32, torch.float64, torch.bfloat16, torch.int64}
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_traced_numbers_come_apart_again(world):
+    inputs = ring_trace.digits(world)
+    total = inputs[0] + 2 * inputs[world - 1]
+    for place, value in enumerate(total.tolist()):
+        chunk = place // ring_trace.LENGTH
+        assert ring_trace.content(value, world) == {(0, chunk): 1, (world - 1, chunk): 2}
+    assert ring_trace.content(float("nan"), world) is None and ring_trace.content(0.5, world) is None
+    assert ring_trace.in_words({(0, 1): 1, (2, 1): 2, (1, 0): 1}, 1) == "rank 0, chunk 0 of rank 1 and rank 2 twice"
