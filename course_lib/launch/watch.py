@@ -35,7 +35,10 @@ _OBJECTS = {  # calls that pickle: which argument holds what this rank puts in
     "send_object_list": "object_list",
     "scatter_object_list": "scatter_object_input_list",
 }
-_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+# Files, or folders of files, that only pass a call on: `where` looks further out. A wrapper around a function of torch
+# adds its own file.
+passing: list[str] = [str(Path(torch.__file__).parent), str(Path(__file__).parent)]
 
 # Called in the rank as (phase, op, peer, tensor) for each send and receive: phase "start" when the call is made (what
 # is sent is in the tensor), "done" when the call or its wait() has returned (what was received is there).
@@ -87,8 +90,8 @@ class Watch:
 
     def where(self) -> int:
         """The innermost line that is neither torch's nor ours."""
-        frame = sys._getframe(1)
-        while frame.f_back and frame.f_code.co_filename.startswith(_OURS):
+        frame, skipped = sys._getframe(1), tuple(passing)
+        while frame.f_back and frame.f_code.co_filename.startswith(skipped):
             frame = frame.f_back
         return self.writer.name("where", self.label(frame.f_code.co_filename, frame.f_lineno))
 

@@ -4,6 +4,7 @@ What comes back is small, plain data, from which `show.timeline` draws and `show
 """
 
 import functools
+import itertools
 import os
 import threading
 import time
@@ -18,10 +19,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from course_lib.collectives import communicator
 from course_lib.parallel import phases
+from course_lib.parallel.backward_calls import watch_backward
 from course_lib.parallel.intervals import Interval, union
 from course_lib.parallel.phases import Raw, Span
 
 _MARK = "ring-to-ddp clock"
+_turns = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Profile:
     """What one rank did. Times are seconds of time.monotonic(), one clock for all processes of a machine."""
 
     rank: int
+    turn: int  # how many profiles this rank had made before in the run
     begin: float  # all ranks had met, the function began
     end: float
     steps: list[Interval]  # each ends with optimizer.step()
@@ -74,7 +78,7 @@ def _profile(fn: Callable, args: tuple, kwargs: dict) -> Profile:
         brackets = [_mark() for _ in range(7)]
         dist.barrier()  # show.timeline finds this call among the run's messages, and so their zero
         begin = time.monotonic()
-        with _backwards() as backwards, _calls() as calls:
+        with watch_backward() as backwards, _calls() as calls:
             value = fn(*args, **kwargs)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -83,8 +87,10 @@ def _profile(fn: Callable, args: tuple, kwargs: dict) -> Profile:
     raw = [event for event in raw if event.start >= begin]
     taken = [(call.start, call.end) for call in calls if call.computing]
     return Profile(
-        dist.get_rank(), begin, end, phases.steps(raw, begin, end), phases.compute(raw, union(backwards), taken),
-        phases.communication(raw), calls, backwards, any(event.device for event in raw), value,
+        rank=dist.get_rank(), turn=next(_turns), begin=begin, end=end,
+        steps=phases.steps(raw, begin, end), compute=phases.compute(raw, union(backwards), taken),
+        communication=phases.communication(raw), calls=calls, backwards=backwards,
+        gpu=any(event.device for event in raw), value=value,
     )  # fmt: skip
 
 
@@ -115,25 +121,6 @@ def _raw(recorded: profile, brackets: list[Interval]) -> list[Raw]:
         )
         for event in events
     ]  # fmt: skip
-
-
-@contextmanager
-def _backwards() -> Iterator[list[Interval]]:
-    """Collect when `backward()` began and returned. Tensor.backward calls torch.autograd.backward."""
-    found: list[Interval] = []
-    original = torch.autograd.backward
-
-    @functools.wraps(original)
-    def backward(*args: Any, **kwargs: Any) -> None:
-        start = time.monotonic()
-        original(*args, **kwargs)
-        found.append((start, time.monotonic()))
-
-    torch.autograd.backward = backward
-    try:
-        yield found
-    finally:
-        torch.autograd.backward = original
 
 
 @contextmanager

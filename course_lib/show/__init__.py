@@ -3,6 +3,8 @@
 messages(r)   who sent what to whom, and when: a lane a rank, message by message with the arrow keys
 loss(t, ...)  the training loss of one or several runs
 ring(r)       step by step, what is summed where, for r = run(show.tracked(my_all_reduce), ranks=4)
+timeline(r)   what each rank computes and what it sends, for r = run(show.profiled(train_steps), ranks=2);
+              overlap(r) is the same in numbers
 cost(fit)     what an all-reduce costs, over its size, by algorithm; cost_explorer() the same with sliders
 machine()     what this machine can do, in words
 """
@@ -15,13 +17,16 @@ _HOME = {
     "messages": "course_lib.show.messages_picture",
     "ring": "course_lib.show.ring_picture",
     "tracked": "course_lib.collectives.tracked",
+    "timeline": "course_lib.show.timeline_picture",
+    "overlap": "course_lib.show.timeline_numbers",
+    "profiled": "course_lib.parallel.profiled",
     "loss": "course_lib.show.loss_picture",
     "cost": "course_lib.show.cost_picture",
     "cost_explorer": "course_lib.show.cost_sliders",
     "machine": "course_lib.show.machine_words",
     "Stepper": "course_lib.show.stepper",
 }
-__all__ = ["messages", "ring", "tracked", "loss", "cost", "cost_explorer", "machine", "Stepper"]
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str):

@@ -16,6 +16,7 @@ class Lanes:
     ranks: int
     begin: float
     end: float
+    axis_title: str = "ms since the ranks began"
 
     @property
     def pitch(self) -> float:
@@ -48,11 +49,16 @@ class Lanes:
             y = self.y(rank)
             shapes.append(Text(LEFT - 12, y + 5, f"rank {rank}", "text", "end"))
             shapes.append(Line(LEFT, y, WIDTH - RIGHT, y, "lane"))
+        return shapes + self.axis()
+
+    def axis(self) -> list[Shape]:
+        """The time axis in milliseconds, and its grid."""
+        shapes: list[Shape] = []
         for tick in ticks(self.begin * 1000, self.end * 1000):
             x = self.x(tick / 1000)
             shapes.append(Line(x, TOP, x, self.bottom, "grid"))
             shapes.append(Text(x, self.bottom + 16, f"{tick:.10g}", "small", "middle"))
-        shapes.append(Text((LEFT + WIDTH - RIGHT) / 2, self.bottom + 36, "ms since the ranks began", "small", "middle"))
+        shapes.append(Text((LEFT + WIDTH - RIGHT) / 2, self.bottom + 36, self.axis_title, "small", "middle"))
         return shapes
 
 
