@@ -101,8 +101,10 @@ def unused_text(names: Sequence[str], counts: Sequence[int], size: int) -> str |
     )
 
 
-def check_arguments(bucket_mb: float, unused: str) -> None:
+def check_arguments(module: nn.Module, bucket_mb: float, unused: str) -> None:
     """Raise TypeError or ValueError before anything is sent."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module is a {type(module).__name__}: give a torch.nn.Module.")
     if isinstance(bucket_mb, bool) or not isinstance(bucket_mb, int | float):
         raise TypeError(f"bucket_mb={bucket_mb!r}: give the capacity of a bucket as a number of MiB.")
     if math.isnan(bucket_mb) or bucket_mb <= 0:

@@ -48,7 +48,7 @@ class DataParallelByHand(nn.Module):
         unused: str = "error",
     ) -> None:
         super().__init__()
-        agree.check_arguments(bucket_mb, unused)
+        agree.check_arguments(module, bucket_mb, unused)
         named = agree.learnable(module)
         self.module, self.link, self._unused = module, connect(communicator), unused
         self.names, self.learnable = [name for name, _ in named], [p for _, p in named]

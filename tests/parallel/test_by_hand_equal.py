@@ -23,7 +23,7 @@ STEPS, BATCH = 10, 4
 VERSIONS = {"naive": NaiveDDP, "bucketed": BucketedDDP, "overlapped": OverlappedDDP}
 SMALL = 400 / 2**20  # MiB: several buckets, and tensors that are larger than a bucket
 EXACT = {"rtol": 1e-10, "atol": 1e-13}
-Steps = list[dict[str, torch.Tensor | None]]
+Steps = dict[str, torch.Tensor]  # name: its values after each step, stacked; NaN where a gradient is None
 
 
 class Branching(nn.Module):
@@ -102,15 +102,25 @@ def sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
-def snapshot(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    """Parameters, buffers and gradients as they are now."""
-    grads = {f"{name}.grad": None if p.grad is None else p.grad.clone() for name, p in module.named_parameters()}
-    return {**{name: value.clone() for name, value in module.state_dict().items()}, **grads}
+class Record:
+    """Parameters, buffers and gradients after each step."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.seen = module, []
+
+    def note(self) -> None:
+        values = {name: value.clone() for name, value in self.module.state_dict().items()}
+        for name, p in self.module.named_parameters():
+            values[f"{name}.grad"] = torch.full_like(p, torch.nan) if p.grad is None else p.grad.clone()
+        self.seen.append(values)
+
+    def steps(self) -> Steps:
+        return {name: torch.stack([values[name] for values in self.seen]).detach() for name in self.seen[0]}
 
 
 def steps_of(model: nn.Module) -> Steps:
     """Ten steps of one rank. Gradients are set to None and to zero by turns, and every fifth time left there."""
-    optimizer, rank, found = sgd(model), dist.get_rank(), []
+    optimizer, rank, record = sgd(model), dist.get_rank(), Record(model.module)
     for step in range(STEPS):
         if step % 5 != 3:
             optimizer.zero_grad(set_to_none=step % 2 == 0)
@@ -118,14 +128,14 @@ def steps_of(model: nn.Module) -> Steps:
         if not isinstance(model, DistributedDataParallel):
             model.synchronize()
         optimizer.step()
-        found.append(snapshot(model.module))
-    return found
+        record.note()
+    return record.steps()
 
 
 def one_process(make: Callable[[], nn.Module], ranks: int) -> Steps:
     """The same steps on the whole batch, in this process."""
-    module, found = build(make, seed=0), []
-    optimizer = sgd(module)
+    module = build(make, seed=0)
+    optimizer, record = sgd(module), Record(module)
     for step in range(STEPS):
         if step % 5 != 3:
             optimizer.zero_grad(set_to_none=step % 2 == 0)
@@ -136,8 +146,8 @@ def one_process(make: Callable[[], nn.Module], ranks: int) -> Steps:
             loss = loss_of(module, tuple(map(torch.cat, zip(*parts, strict=True))), 0)
         loss.backward()
         optimizer.step()
-        found.append(snapshot(module))
-    return found
+        record.note()
+    return record.steps()
 
 
 def uneven_micro_batches(model: nn.Module) -> Steps:
@@ -145,35 +155,35 @@ def uneven_micro_batches(model: nn.Module) -> Steps:
 
     The loss is a sum over samples, times the number of ranks, over the number of samples of all ranks.
     """
-    optimizer, rank, found = sgd(model), dist.get_rank(), []
+    optimizer, rank, record = sgd(model), dist.get_rank(), Record(model.module)
     weight = dist.get_world_size() / sum(map(samples, range(dist.get_world_size())))
     for step in range(STEPS):
         optimizer.zero_grad()
         micros = data(step, rank, samples(rank))
-        for k, (x, y) in enumerate(zip(*(part.split([2, rank + 2, 3]) for part in micros), strict=True)):
+        for k, (x, y) in enumerate(zip(*(part.split([4, rank + 5, 4]) for part in micros), strict=True)):
             with model.no_sync() if k < 2 else nullcontext():
                 (nn.functional.cross_entropy(model(x, 0), y, reduction="sum") * weight).backward()
         if not isinstance(model, DistributedDataParallel):
             model.synchronize()
         optimizer.step()
-        found.append(snapshot(model.module))
-    return found
+        record.note()
+    return record.steps()
 
 
 def samples(rank: int) -> int:
-    return rank + 7
+    return rank + 13
 
 
 def one_process_uneven(make: Callable[[], nn.Module], ranks: int) -> Steps:
-    module, found = build(make, seed=0), []
-    optimizer = sgd(module)
+    module = build(make, seed=0)
+    optimizer, record = sgd(module), Record(module)
     for step in range(STEPS):
         optimizer.zero_grad()
         parts = [data(step, rank, samples(rank)) for rank in range(ranks)]
         loss_of(module, tuple(map(torch.cat, zip(*parts, strict=True))), 0).backward()
         optimizer.step()
-        found.append(snapshot(module))
-    return found
+        record.note()
+    return record.steps()
 
 
 def everything() -> dict[str, Steps]:
@@ -184,13 +194,14 @@ def everything() -> dict[str, Steps]:
         return VERSIONS[version](build(make, rank), communicator, SMALL, "zero" if make is Branching else "error")
 
     with TcpTransport() as tcp, SharedTransport() as shared:
-        own = {"torch": None, "tcp": Communicator(tcp), "shared": Communicator(shared, "halving")}
-        runs = [(name, version, over) for name in MODELS for version in VERSIONS for over in own]
-        own["ring"] = Communicator()  # over torch's isend and irecv: slow for small messages, so once only
-        for name, version, over in [*runs, ("tied", "overlapped", "ring")]:
-            model = wrap(version, MODELS[name], own[over])
-            found[f"{name} {version} {over}"] = steps_of(model)
-            model.close()
+        ring = Communicator()  # over torch's isend and irecv
+        own = [{"tcp": Communicator(tcp)}, {"shared": Communicator(shared, "halving")}]  # by turns
+        for number, (name, version) in enumerate((n, v) for n in MODELS for v in VERSIONS):
+            also = {"ring": ring} if (name, version) == ("tied", "overlapped") else own[number % 2]
+            for over, communicator in {"torch": None, **also}.items():
+                model = wrap(version, MODELS[name], communicator)
+                found[f"{name} {version} {over}"] = steps_of(model)
+                model.close()
     for name, make in {**MODELS, "normed": normed, "mixed": Mixed}.items():
         ddp = DistributedDataParallel(build(make, rank), find_unused_parameters=make is Branching)
         found[f"{name} ddp"] = steps_of(ddp)
@@ -203,15 +214,20 @@ def everything() -> dict[str, Steps]:
     return found
 
 
-def assert_equal_steps(found: Steps, expected: Steps, **tolerance: float) -> None:
-    assert len(found) == len(expected) == STEPS
-    for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        assert ours.keys() == theirs.keys()
-        for name, value in theirs.items():
-            told = f"after step {step}, {name}"
-            assert (ours[name] is None) == (value is None), told
-            if value is not None:
-                torch.testing.assert_close(ours[name], value, **tolerance, msg=lambda m, told=told: f"{told}: {m}")
+def assert_equal_steps(found: Steps, expected: Steps, rtol: float, atol: float) -> None:
+    """After each step: the first one that differs is told."""
+    assert found.keys() == expected.keys()
+    wrong = [
+        (int((~near).flatten(1).any(1).nonzero()[0]), name)
+        for name, value in expected.items()
+        if not (near := found[name].isclose(value, rtol=rtol, atol=atol, equal_nan=True)).all()
+    ]
+    if wrong:
+        step, name = min(wrong)
+        told = f"after step {step}, {name}"
+        torch.testing.assert_close(
+            found[name][step], expected[name][step], rtol=rtol, atol=atol, msg=lambda m: f"{told}: {m}"
+        )
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4])
@@ -223,10 +239,11 @@ def ranks(request: pytest.FixtureRequest) -> list[dict[str, Steps]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_equal_to_one_process_on_the_whole_batch(ranks, name):
     expected = one_process(MODELS[name], len(ranks))
-    assert any(not torch.equal(expected[0][k], expected[-1][k]) for k in expected[0] if not k.endswith("grad"))
+    assert all(len(values) == STEPS for values in expected.values())
+    assert any(not torch.equal(values[0], values[-1]) for k, values in expected.items() if not k.endswith("grad"))
     for found in ranks:
         by = [key for key in found if re.fullmatch(f"{name} \\w+ (torch|tcp|shared|ring)", key)]
-        assert len(by) == (10 if name == "tied" else 9)
+        assert len(by) == 2 * len(VERSIONS)
         for key in by:
             assert_equal_steps(found[key], expected, **EXACT)
 
@@ -247,9 +264,7 @@ def test_equal_to_torch_ddp(ranks, name):
             ours = found[f"{name} {version}" if "normed" in name else f"{name} {version} torch"]
             assert_equal_steps(ours, found[f"{name} ddp"], rtol=1e-12, atol=1e-14)
     if "normed" in name:
-        assert not torch.equal(
-            ranks[0][f"{name} ddp"][-1]["1.running_mean"], ranks[1][f"{name} ddp"][-1]["1.running_mean"]
-        )
+        assert not torch.equal(*(found[f"{name} ddp"]["1.running_mean"] for found in ranks[:2]))
 
 
 def test_mixed_dtypes_are_those_of_torch_ddp(ranks):
@@ -258,21 +273,20 @@ def test_mixed_dtypes_are_those_of_torch_ddp(ranks):
     for version in VERSIONS:
         for found in ranks:
             assert_equal_steps(found[f"mixed {version}"], found["mixed ddp"], **tolerance)
-            assert {v.dtype for v in found[f"mixed {version}"][0].values()} == {
+            assert {v.dtype for v in found[f"mixed {version}"].values()} == {
                 torch.float64, torch.float32, torch.bfloat16
             }  # fmt: skip
 
 
 def test_bits(ranks):
     """All ranks hold the same ones; with two ranks, where a sum has one order, they are those of torch's DDP."""
-    for name in MODELS:
-        for version in VERSIONS:
-            for over in ("torch", "tcp", "shared"):
-                steps = [found[f"{name} {version} {over}"] for found in ranks]
-                for other in steps[1:]:
-                    assert_equal_steps(other, steps[0], rtol=0, atol=0)
-                if len(ranks) == 2:
-                    assert_equal_steps(steps[0], ranks[0][f"{name} ddp"], rtol=0, atol=0)
+    for key, first in ranks[0].items():
+        name = key.split()[0]
+        if name in MODELS and "ddp" not in key:
+            for other in ranks[1:]:
+                assert_equal_steps(other[key], first, rtol=0, atol=0)
+            if len(ranks) == 2:
+                assert_equal_steps(first, ranks[0][f"{name} ddp"], rtol=0, atol=0)
 
 
 class AveragesWeights(OverlappedDDP):
