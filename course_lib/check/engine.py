@@ -11,6 +11,7 @@ from course_lib.check.spec import Answer, Case, Spec
 from course_lib.check.together import collect
 from course_lib.check.verdict import CheckFailed, Verdict
 from course_lib.launch import Result
+from course_lib.launch.pickling import pickle_call
 
 __all__ = ["CheckFailed", "Verdict", "judge"]
 
@@ -19,6 +20,10 @@ def judge(spec: Spec | GroupSpec, fn: Callable[..., Any], seed: int | None = Non
     """Run `fn` on the cases of `spec` and compare. Raises CheckFailed with what is wrong first."""
     if not callable(fn):
         raise CheckFailed(f"{spec.function} must be a function, and is a {type(fn).__name__}.")
+    try:
+        pickle_call(fn, ())
+    except TypeError as problem:
+        raise CheckFailed(str(problem)) from None
     return (_judge_group if isinstance(spec, GroupSpec) else _judge_alone)(spec, fn, random.Random(seed))
 
 

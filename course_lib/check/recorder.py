@@ -2,7 +2,7 @@
 
 import torch
 
-from course_lib.collectives.tracked import _Recorder as Recorder
+from course_lib.collectives.tracked import Recorder
 
 __all__ = ["Handles", "Recorder", "poison"]
 

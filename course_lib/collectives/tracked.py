@@ -74,7 +74,7 @@ def _track(fn: Callable, numel: int | None, options: dict) -> Track:
         raise ValueError(f"float64 can hold the numbers of {MOST_RANKS} tracked ranks, not of {size}: start fewer.")
     tensor = torch.full((3 * size if numel is None else numel,), BASE**rank, dtype=torch.float64)
     start = tensor.tolist()
-    recorder = _Recorder(rank, tensor)
+    recorder = Recorder(rank, tensor)
     observers.append(recorder)
     try:
         returned = fn(tensor, **options)
@@ -101,7 +101,7 @@ def ranks_in(value: float) -> dict[int, int] | None:
     return {rank: int(digit) for rank, digit in digits if digit != "0"}
 
 
-class _Recorder:
+class Recorder:
     """The observer of one rank's point-to-point calls, see `course_lib.launch.watch.observers`."""
 
     def __init__(self, rank: int, tensor: torch.Tensor) -> None:

@@ -88,7 +88,8 @@ show.ring(r)
 check.ring_all_reduce(ring_all_reduce)
 
 # %% [markdown]
-# All ticks? Then look at the messages of a checked run, on four ranks: no rank is ever idle for long.
+# All ticks? Then look at the messages of a checked run on four ranks: in each of six steps each rank sends a chunk to
+# the right and gets one from the left.
 
 # %% tags=["show"]
 show.messages(check.ring_all_reduce(ring_all_reduce).run)

@@ -1,12 +1,14 @@
 """The runner: what crosses from the ranks, and that answers before a failure are kept."""
 
 import sys
+import threading
 
 import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
 
+from course_lib import check
 from course_lib.check import plain
 from course_lib.check.group import Evidence, GroupCase
 from course_lib.check.together import collect
@@ -121,3 +123,14 @@ def test_a_file_that_is_no_answer(tmp_path, content):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(ValueError, match="does not hold an answer"):
         plain.read(tmp_path / "x")
+
+
+def test_a_function_that_cannot_be_sent_is_told_so():
+    lock = threading.Lock()
+
+    def shift(tensor):
+        with lock:
+            return tensor
+
+    with pytest.raises(check.CheckFailed, match="shift uses the variable 'lock', a lock, which cannot be sent"):
+        check.messages(shift)
