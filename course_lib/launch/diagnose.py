@@ -12,7 +12,8 @@ from course_lib.launch.trace import Blocked, Reader
 # What a rank sees when somebody else has failed; never the cause.
 _VICTIM = re.compile(
     r"Connection closed by peer|Connection reset|Broken pipe|Timed out waiting|Read error|Write error|"
-    r"failed to (connect|recv)|Socket (closed|Timeout)|connection was likely closed|DistNetworkError",
+    r"failed to (connect|recv)|Socket (closed|Timeout)|connection was likely closed|DistNetworkError|"
+    r"has closed its connection",  # the course's own transports
     re.IGNORECASE,
 )
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
@@ -37,7 +38,7 @@ class RankState:
         """Its error only tells that another rank went away."""
         return (
             self.error is not None
-            and self.error["in_torch"]
+            and self.error["in_library"]
             and bool(_VICTIM.search(f"{self.error['type']}: {self.error['message']}"))
         )
 

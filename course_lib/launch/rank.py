@@ -22,7 +22,7 @@ from course_lib.launch.dying import die_with_parent
 from course_lib.launch.pickling import dumps, text_of
 from course_lib.launch.watch import Watch
 
-_OURS = str(Path(__file__).parent)
+_OURS, _COURSE = str(Path(__file__).parent), str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
 _START_LIMIT = 120.0  # seconds a rank waits for the others to be forked
 
@@ -118,7 +118,7 @@ def write_error(folder: Path, rank: int, error: BaseException, label: Callable[[
     everything = traceback.extract_tb(error.__traceback__)
     frames = [f for f in everything if not _hidden(f.filename)]
     # wait() goes from our wrapper straight into C++, without a Python frame of torch
-    in_torch = bool(frames) and everything[-1].filename.startswith((_TORCH, _OURS))
+    in_library = bool(frames) and everything[-1].filename.startswith((_TORCH, _COURSE))
     frames = [f for f in frames if not f.filename.startswith(_TORCH)] or frames[-1:]
     told = [{"where": label(f.filename, f.lineno or 0), "function": f.name, "text": f.line or ""} for f in frames]
     if len(told) > 12:  # a recursion without end
@@ -127,7 +127,7 @@ def write_error(folder: Path, rank: int, error: BaseException, label: Callable[[
         "type": type(error).__name__,
         "message": text_of(error),
         "time": time.time(),
-        "in_torch": in_torch,
+        "in_library": in_library,
         "frames": told,
         "causes": _causes(error),
     }
