@@ -20,6 +20,7 @@ from course_lib.parallel import BucketedDDP, NaiveDDP, OverlappedDDP
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STEPS, BATCH = 10, 4
+pytestmark = pytest.mark.slow
 VERSIONS = {"naive": NaiveDDP, "bucketed": BucketedDDP, "overlapped": OverlappedDDP}
 SMALL = 400 / 2**20  # MiB: several buckets, and tensors that are larger than a bucket
 EXACT = {"rtol": 1e-10, "atol": 1e-13}
@@ -45,11 +46,17 @@ class Plain(nn.Sequential):
         return super().forward(x)
 
 
-def frozen() -> nn.Module:
-    module = Plain(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 3))
-    for parameter in (module[0].weight, module[2].bias, module[4].bias):
-        parameter.requires_grad_(False)
-    return module
+class Frozen(nn.Module):
+    """Its layers stand in another order than that in which they are used, so gradients do not come bucket by bucket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first, self.middle = nn.Linear(9, 3), nn.Linear(6, 9), nn.Linear(9, 9)
+        for parameter in (self.first.weight, self.middle.bias, self.last.bias):
+            parameter.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor, way: int) -> torch.Tensor:
+        return self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
 
 
 def tied() -> nn.Module:
@@ -76,7 +83,7 @@ class Mixed(Plain):
         return x[:, :3].double()
 
 
-MODELS = {"frozen": frozen, "tied": tied, "branching": Branching}
+MODELS = {"frozen": Frozen, "tied": tied, "branching": Branching}
 
 
 def build(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -198,6 +205,8 @@ def everything() -> dict[str, Steps]:
         own = [{"tcp": Communicator(tcp)}, {"shared": Communicator(shared, "halving")}]  # by turns
         for number, (name, version) in enumerate((n, v) for n in MODELS for v in VERSIONS):
             also = {"ring": ring} if (name, version) == ("tied", "overlapped") else own[number % 2]
+            if version != "overlapped" and dist.get_world_size() != 3:  # these three suffice, and save time
+                also = {}
             for over, communicator in {"torch": None, **also}.items():
                 model = wrap(version, MODELS[name], communicator)
                 found[f"{name} {version} {over}"] = steps_of(model)
@@ -233,7 +242,7 @@ def assert_equal_steps(found: Steps, expected: Steps, rtol: float, atol: float) 
 @pytest.fixture(scope="module", params=[2, 3, 4])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, Steps]]:
     """What each of 2, 3 and 4 ranks found."""
-    return run(everything, request.param, quiet=True).results
+    return run(everything, request.param, timeout=150, quiet=True, watch=False).results
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -243,7 +252,7 @@ def test_equal_to_one_process_on_the_whole_batch(ranks, name):
     assert any(not torch.equal(values[0], values[-1]) for k, values in expected.items() if not k.endswith("grad"))
     for found in ranks:
         by = [key for key in found if re.fullmatch(f"{name} \\w+ (torch|tcp|shared|ring)", key)]
-        assert len(by) == 2 * len(VERSIONS)
+        assert len(by) == len(VERSIONS) + (len(VERSIONS) if len(ranks) == 3 else 1)
         for key in by:
             assert_equal_steps(found[key], expected, **EXACT)
 
@@ -306,6 +315,6 @@ def with_the_mistake() -> Steps:
 
 
 def test_averaging_weights_instead_of_gradients_is_caught():
-    for found in run(with_the_mistake, 3, quiet=True).results:
+    for found in run(with_the_mistake, 3, quiet=True, watch=False).results:
         with pytest.raises(AssertionError, match="after step 0"):
             assert_equal_steps(found, one_process(tied, 3), **EXACT)

@@ -80,6 +80,22 @@ def test_unused_parameters_are_named_on_all_ranks():
         assert bias_gradient == [3.0, 3.0]  # of the sum over three samples
 
 
+def without_data() -> list[list[float]]:
+    """Rank 0 has three samples, rank 1 none: it never calls the model."""
+    found = []
+    for version in VERSIONS:
+        model = version(net(), unused="zero", bucket_mb=TINY)
+        if dist.get_rank() == 0:
+            backward(model)
+        model.synchronize()
+        found.append(model.module[1].bias.grad.tolist())
+    return found
+
+
+def test_a_rank_without_data_counts_as_zero():
+    assert run(without_data, 2, quiet=True).results == [[[1.5, 1.5]] * 3] * 2
+
+
 def changed(change: Callable[[nn.Module], object]) -> Callable[[type], str]:
     def mistake(version: type) -> str:
         model = version(net())

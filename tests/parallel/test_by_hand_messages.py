@@ -124,7 +124,7 @@ class Watched(nn.Module):
 
 
 def at_half_time(kind: str, communicator: Communicator | None) -> tuple[int, bool]:
-    """In the middle of backward: how many sums have been started, and whether the first ends before backward goes on."""
+    """In the middle of backward: how many sums have started, and whether the first ends before backward goes on."""
     model, found = VERSIONS[kind](Watched(), communicator, bucket_mb=400 * 400 * 4 / 2**20), []
 
     def seen() -> None:
