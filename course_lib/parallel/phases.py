@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from course_lib.parallel.intervals import Interval, difference, union
 
 KINDS = ("forward", "backward", "optimizer", "other")
-_NO_COMPUTE = ("c10d", "_c10d", "autograd", "torch", "gloo", "nccl", "mpi", "ucc", "FSDP")  # beginnings of names
+_NO_COMPUTE = ("c10d", "_c10d", "autograd::", "torch::", "torch.", "FSDP::")  # beginnings of names
 _BACKENDS = ("gloo", "nccl", "mpi", "ucc")
 _OPERATOR = 0  # the scope of operators; 7 is what record_function marks
 
@@ -63,22 +63,29 @@ def compute(raw: Sequence[Raw], backwards: list[Interval], taken: list[Interval]
         when = launches.get(event.launched_by, event.start) if event.device else event.start
         pieces[_kind(when, optimizer, backwards, ends)].append((event.start, event.end))
     found = [Span(kind, *piece) for kind, all_of in pieces.items() for piece in difference(all_of, taken)]
-    return sorted(found, key=lambda span: span.start)
+    return _sorted(found)
 
 
-def communication(raw: Iterable[Raw]) -> list[Span]:
+def communication(raw: Iterable[Raw], backwards: list[Interval] = ()) -> list[Span]:
     """The collectives and messages as the backend ran them: "gloo:all_reduce" is a span "all_reduce".
 
-    Gloo's spans begin with the call and end when the work is done, however late somebody waits for it. Of NCCL it
-    is the kernels that count: the CPU only puts them on a stream.
+    Gloo's spans begin with the call. They end when its thread has noted that the work is done, however late somebody
+    waits for it; on a busy machine the note can come after the news. What torch's DDP started in `backward()` was over
+    when that returned, so no such span is longer. Of NCCL it is the kernels that count: the CPU only puts them on a
+    stream.
     """
     kernels = [event for event in raw if event.device and _is_nccl(event)]
     if kernels:
-        found = [Span(_of_kernel(event.name), event.start, event.end) for event in kernels]
-    else:
-        named = [(*event.name.split(":", 1), event) for event in raw if ":" in event.name]
-        found = [Span(op, event.start, event.end) for backend, op, event in named if backend in _BACKENDS]
-    return sorted(found, key=lambda span: span.start)
+        return _sorted(Span(_of_kernel(event.name), event.start, event.end) for event in kernels)
+    named = [(*event.name.split(":", 1), event) for event in raw if ":" in event.name]
+    found = [Span(op, event.start, event.end) for backend, op, event in named if backend in _BACKENDS]
+    if any(event.name == "DistributedDataParallel.forward" for event in raw):
+        found = [Span(s.kind, s.start, min([s.end, *(b for a, b in backwards if a <= s.start <= b)])) for s in found]
+    return _sorted(found)
+
+
+def _sorted(spans: Iterable[Span]) -> list[Span]:
+    return sorted(spans, key=lambda span: span.start)
 
 
 def _computes(event: Raw) -> bool:

@@ -76,6 +76,7 @@ def _profile(fn: Callable, args: tuple, kwargs: dict) -> Profile:
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with profile(activities=activities, acc_events=True) as recorded:
         brackets = [_mark() for _ in range(7)]
+        turn = next(_turns)
         dist.barrier()  # show.timeline finds this call among the run's messages, and so their zero
         begin = time.monotonic()
         with watch_backward() as backwards, _calls() as calls:
@@ -87,9 +88,9 @@ def _profile(fn: Callable, args: tuple, kwargs: dict) -> Profile:
     raw = [event for event in raw if event.start >= begin]
     taken = [(call.start, call.end) for call in calls if call.computing]
     return Profile(
-        rank=dist.get_rank(), turn=next(_turns), begin=begin, end=end,
+        rank=dist.get_rank(), turn=turn, begin=begin, end=end,
         steps=phases.steps(raw, begin, end), compute=phases.compute(raw, union(backwards), taken),
-        communication=phases.communication(raw), calls=calls, backwards=backwards,
+        communication=phases.communication(raw, backwards), calls=calls, backwards=backwards,
         gpu=any(event.device for event in raw), value=value,
     )  # fmt: skip
 

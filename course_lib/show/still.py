@@ -19,6 +19,7 @@ def png(canvas: Canvas, scale: float = 1.5) -> bytes:
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, canvas.width), ylim=(canvas.height, 0))
     axes.axis("off")
+    # add_artist below: add_patch would adapt limits, which are given here, and take three times as long
     for order, shape in enumerate(canvas.shapes):
         _draw(axes, shape, order)
     return png_of(figure)
@@ -43,7 +44,7 @@ def _draw(axes, shape: Shape, order: int) -> None:
         inside = (colour, look.fill * look.opacity)
         edge = (colour, look.opacity if width else 0)
         style = {"fc": inside, "ec": edge, "lw": width, "ls": dash, "zorder": order}
-        axes.add_patch(Rectangle((shape.x, shape.y), shape.width, shape.height, **style))
+        axes.add_artist(Rectangle((shape.x, shape.y), shape.width, shape.height, **style))
         return
     style = {"color": colour, "lw": width, "ls": dash, "alpha": look.opacity, "zorder": order}
     axes.plot([shape.x1, shape.x2], [shape.y1, shape.y2], **style)
@@ -54,7 +55,7 @@ def _draw(axes, shape: Shape, order: int) -> None:
 def _head(axes, line: Line, style: dict) -> None:
     points = head_points(line)
     if line.head == "arrow":
-        axes.add_patch(Polygon(points, fc=style["color"], ec="none", zorder=style["zorder"]))
+        axes.add_artist(Polygon(points, fc=style["color"], ec="none", zorder=style["zorder"]))
         return
     for start, end in (points[:2], points[2:]):
         axes.plot(*zip(start, end, strict=True), **style)

@@ -37,6 +37,11 @@ class _Scale(Lanes):
     def row(self) -> float:
         return 20.0 if self.ranks <= 4 else 13.0
 
+    @property
+    def eye(self) -> float:
+        """Seconds that no eye can see: less than half a pixel."""
+        return (self.end - self.begin) / 2000
+
     def top(self, place: int) -> float:
         return TOP + self.pitch * place + 30
 
@@ -57,7 +62,7 @@ def draw(told: Story, found: Overlap, most: int) -> Canvas:
         shapes += _names(scale, place, timeline_words.head(found[place]))
         shapes += _computing(scale, place, lane)
         shapes += _talking(scale, place, lane, most)
-        for start, end in lane.exposed:
+        for start, end in _joined(lane.exposed, scale.eye):
             shapes.append(_bar(scale, start, end, scale.strip(place), 5, "exposed"))
     alt = timeline_words.overview(told, found)
     return Canvas(WIDTH, scale.height, alt, [*shapes, *_key(scale, told)])
@@ -82,7 +87,7 @@ def _computing(scale: _Scale, place: int, lane: Lane) -> list[Shape]:
     for start, end in lane.backwards:
         shapes.append(Line(scale.x(start), top - 3, scale.x(end), top - 3, "edge"))
     for kind in KINDS:
-        for start, end in _joined(lane.compute[kind], (scale.end - scale.begin) / 2000):
+        for start, end in _joined(lane.compute[kind], scale.eye):
             title = f"rank {lane.rank}: {kind}, {words.duration(end - start)}"
             shapes.append(_bar(scale, start, end, top, scale.row, kind, None, title))
     return shapes
