@@ -2,7 +2,8 @@
 
 "Computed" means: an operator ran. The time inside `backward()` would not do, because a wrapper that waits for
 its all-reduces before `backward()` returns spends that time waiting; so would an autograd node, whose hooks may
-wait. Operators ("aten::mm") never wait for another rank.
+wait. Operators ("aten::mm") never wait for another rank. They may wait for a core, where ranks share one: that
+counts as computing.
 """
 
 from bisect import bisect_right

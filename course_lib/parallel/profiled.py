@@ -74,7 +74,7 @@ def _profile(fn: Callable, args: tuple, kwargs: dict) -> Profile:
     """In the rank. No part of the wrapper, which is shipped by value: a copy of `listeners` would hear nothing."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler prints lines that help nobody here
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
-    with profile(activities=activities, acc_events=True) as recorded:
+    with profile(activities=activities) as recorded:
         brackets = [_mark() for _ in range(7)]
         turn = next(_turns)
         dist.barrier()  # show.timeline finds this call among the run's messages, and so their zero

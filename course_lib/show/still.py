@@ -19,7 +19,7 @@ def png(canvas: Canvas, scale: float = 1.5) -> bytes:
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, canvas.width), ylim=(canvas.height, 0))
     axes.axis("off")
-    # add_artist below: add_patch would adapt limits, which are given here, and take three times as long
+    # add_artist below: add_patch would work out new limits each time, and they are given here
     for order, shape in enumerate(canvas.shapes):
         _draw(axes, shape, order)
     return png_of(figure)

@@ -176,7 +176,7 @@ def test_an_early_end_is_known(real):
 
 
 def test_nothing_is_printed(real):
-    assert [line for text in real.output for line in text.splitlines() if "rofiler" in line] == []
+    assert real.output == ["", ""]
 
 
 def test_what_ddp_sends_comes_from_the_line_that_called_backward(real):
