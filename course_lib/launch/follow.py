@@ -94,6 +94,10 @@ class Ranks:
             if all(calm[k] or k in self.exit_codes for k in self.numbers):
                 break
         self.ask_stacks()
+        # torchrun has reaped a rank before we looked: it says how that one ended, in the last lines of its log
+        limit = time.monotonic() + 3
+        while None in self.exit_codes.values() and self.current.exit_code is None and time.monotonic() < limit:
+            self.current.poll(0.02)
 
     def ask_stacks(self) -> None:
         """Let each living rank write where it is."""
