@@ -59,7 +59,7 @@ def draw(told: Story, found: Overlap, most: int) -> Canvas:
     scale = _Scale(len(told.lanes), 0.0, max(lane.end for lane in told.lanes) * 1.005 or 1e-3)
     shapes: list[Shape] = [Text(LEFT, 22, timeline_words.title(told), "strong"), *scale.axis()]
     for place, lane in enumerate(told.lanes):
-        shapes += _names(scale, place, timeline_words.head(found[place]))
+        shapes += _names(scale, place, timeline_words.head(found[place], found))
         shapes += _computing(scale, place, lane)
         shapes += _talking(scale, place, lane, most)
         for start, end in _joined(lane.exposed, scale.eye):

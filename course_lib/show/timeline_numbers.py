@@ -43,7 +43,7 @@ class Overlap:
 
     ranks: list[Times]
     straggler: int | None  # the rank that is late to the collectives; None: nobody is, or not for long
-    steps: int  # the times are means over so many
+    steps: int | None  # the times are means over so many; None: they are sums over all that was profiled
     collectives: int  # in these steps
 
     def __getitem__(self, rank: int) -> Times:
@@ -55,9 +55,14 @@ class Overlap:
     def __iter__(self) -> Iterator[Times]:
         return iter(self.ranks)
 
+    @property
+    def each(self) -> str:
+        """What stands behind a time."""
+        return "" if self.steps is None else " a step"
+
     def __repr__(self) -> str:
         names = ["step", *KINDS, "communication", "waiting", "transfer", "overlapped", "exposed"]
-        rows = [["ms a step", *(f"rank {times.rank}" for times in self)]]
+        rows = [[f"ms{self.each or ' in all'}", *(f"rank {times.rank}" for times in self)]]
         for name in names:
             values = [times.kinds[name] if name in KINDS else getattr(times, name) for times in self]
             rows.append([name, *(f"{value * 1000:,.2f}" for value in values)])
@@ -72,8 +77,8 @@ class Overlap:
             return "No rank keeps the others waiting for long." if len(self) > 1 else "One rank waits for nobody."
         late = self[self.straggler]
         return (
-            f"Rank {late.rank} was late: the others waited {words.duration(late.kept)} a step for it. It came last to "
-            f"{late.last} of {self.collectives:,}. The reason is in what it does before."
+            f"Rank {late.rank} was late: the others waited {words.duration(late.kept)}{self.each} for it. "
+            f"It came last to {late.last} of {self.collectives:,}. The reason is in what it does before."
         )
 
 
@@ -81,20 +86,20 @@ def overlap(r: Result, steps: int | None = 1) -> Overlap:
     """How much of the communication ran beside computing, and how much made the step longer.
 
     r       what run(show.profiled(train_steps), ranks=N) returned
-    steps   look at the last so many steps, the times are means; None: everything that was profiled, as one step
+    steps   look at the last so many steps, the times are means; None: everything that was profiled, and sums
     """
-    return numbers(story(r, steps, "overlap"), 1 if steps is None else None)
+    return numbers(story(r, steps, "overlap"), steps)
 
 
-def numbers(told: Story, steps: int | None = None) -> Overlap:
+def numbers(told: Story, steps: int | None) -> Overlap:
     """The numbers of what was read already."""
-    count = steps or told.steps
+    count = 1 if steps is None else told.steps
     waits = _waits(told)
     times = [_times(told, lane, waits, count) for lane in told.lanes]
     worst = max(times, key=lambda t: t.kept)
     waited = sum(t.kept for t in times)
     late = len(times) > 1 and worst.kept >= _WORTH * worst.step and worst.kept > 0.5 * waited
-    return Overlap(times, worst.rank if late else None, count, len(told.events))
+    return Overlap(times, worst.rank if late else None, steps and count, len(told.events))
 
 
 def _times(told: Story, lane: Lane, waits: dict[tuple[int, int], list[Interval]], steps: int) -> Times:

@@ -29,7 +29,7 @@ def timeline(r: Result, steps: int | None = 1) -> Timeline:
     time.
     """
     told = story(r, steps, "timeline")
-    found = numbers(told, 1 if steps is None else None)
+    found = numbers(told, steps)
     canvas = draw(told, found, _MOST)
     whole = timeline_words.overview(told, found)
     drawn = min(len(told.events), _MOST)

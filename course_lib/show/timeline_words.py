@@ -21,7 +21,7 @@ def title(told: Story) -> str:
 def overview(told: Story, found: Overlap) -> str:
     """The picture in sentences."""
     longest = max(found, key=lambda times: times.step)
-    text = f"{title(told)}. A step takes {words.duration(longest.step)}."
+    text = f"{title(told)}. {'A step takes' if found.each else 'All takes'} {words.duration(longest.step)}."
     for times in found:
         text += f" {_rank(times)}"
     return f"{text} {found.blame()}"
@@ -36,13 +36,14 @@ def _rank(times: Times) -> str:
     )
 
 
-def head(times: Times) -> str:
+def head(times: Times, found: Overlap) -> str:
     """The line above a lane."""
     if not times.communication:
         return f"rank {times.rank}: no communication"
     return (
         f"rank {times.rank}: {times.share:.0%} of {words.duration(times.communication)} communication overlapped, "
         f"{words.duration(times.exposed)} exposed, {words.duration(times.waiting)} waiting"
+        f"{found.each if found.steps != 1 else ''}"
     )
 
 
