@@ -15,7 +15,7 @@ def explain_hang(states: list[RankState], messages: Sequence[Message] = ()) -> s
             chain.append(rank)
             rank = nxt
         if rank in chain:
-            return _circle([states[k] for k in chain[chain.index(rank) :]])
+            return _circle([states[k] for k in chain[chain.index(rank) :]], messages)
         if chain and not states[rank].blocked:
             return _dead_end(states[chain[-1]], states[rank], messages)
     if all(state.blocked or state.state == trace.RETURNED for state in states):
@@ -23,14 +23,33 @@ def explain_hang(states: list[RankState], messages: Sequence[Message] = ()) -> s
     return "No rank waits for another one: the time was too short, or a rank computes for ever."
 
 
-def _circle(states: list[RankState]) -> str:
+def _circle(states: list[RankState], messages: Sequence[Message]) -> str:
     arrows = " → ".join(str(s.rank) for s in [*states, states[0]])
     ops = {s.blocked.op for s in states}
     if ops <= SENDS:
         return f"A circle, rank {arrows}: everybody sends and nobody receives."
     if ops <= RECEIVES:
+        if missed := [text for s in states if (text := _astray(s, messages))]:
+            return f"A circle, rank {arrows}: each waits for a message that does not come.\n" + "\n".join(missed)
         return f"A circle, rank {arrows}: everybody waits to receive and nobody sends."
     return f"A circle, rank {arrows}: each waits for the next one."
+
+
+def _astray(waiting: RankState, messages: Sequence[Message]) -> str | None:
+    """The peer has begun to send, but to somebody else or with another tag: in words. None when it sends nothing."""
+    peer, tag = waiting.blocked.peer, waiting.blocked.tag
+    under_way = [m for m in messages if m.rank == peer and m.op == "isend" and m.end is None]
+    for m in under_way:
+        if m.peer == waiting.rank and m.tag != tag:
+            return (
+                f"rank {peer} sends to rank {waiting.rank} with tag {m.tag} ({m.where}), "
+                f"and rank {waiting.rank} receives with tag {tag}: a message and its receive need the same tag."
+            )
+    elsewhere = [m for m in under_way if m.peer != waiting.rank]
+    if elsewhere and len(elsewhere) == len(under_way):
+        m = elsewhere[0]
+        return f"rank {waiting.rank} waits for rank {peer}, but rank {peer} sends to rank {m.peer} ({m.where})."
+    return None
 
 
 def _dead_end(waiting: RankState, other: RankState, messages: Sequence[Message]) -> str:

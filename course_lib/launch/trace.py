@@ -138,6 +138,7 @@ class Blocked:
     where: str
     ranks: tuple[int, ...]
     number: int  # how many collectives of this group came before it
+    tag: int = 0  # of a send or receive
 
 
 class Reader:
@@ -175,9 +176,9 @@ class Reader:
         row, where = header.row, header.where
         if not 0 <= row < header.calls:
             return None
-        op, _, peer, _, group, _, _, _, _, number = self._row(row)
+        op, _, peer, tag, group, _, _, _, _, number = self._row(row)
         ranks = tuple(self._name(group).get("group", ()))
-        return Blocked(OPS[op], peer if peer >= 0 else None, self._name(where).get("where", "?"), ranks, number)
+        return Blocked(OPS[op], peer if peer >= 0 else None, self._name(where).get("where", "?"), ranks, number, tag)
 
     def collectives(self) -> dict[tuple[int, ...], list[Message]]:
         """The collectives that the rank has begun, in order, by group."""

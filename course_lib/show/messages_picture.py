@@ -71,10 +71,10 @@ def _title(found: list[Event], ranks: int) -> str:
 
 
 def _overview(r: Result | RunError, found: list[Event], ranks: int) -> str:
-    sends = [event.send for event in found if isinstance(event, Transfer) and event.send]
+    arrived = [event.send for event in found if isinstance(event, Transfer) and event.send and event.recv]
     text = _title(found, ranks)
-    if sends:
-        text += f"; {words.size(sum(call.nbytes for call in sends))} sent from rank to rank"
+    if arrived:
+        text += f"; {words.size(sum(call.nbytes for call in arrived))} sent from rank to rank"
     text += f"; {words.duration(_seconds(r))} in all."
     lost = sum(isinstance(event, Transfer) and event.recv is None for event in found)
     lonely = sum(isinstance(event, Transfer) and event.send is None for event in found)

@@ -60,8 +60,8 @@ for elements in (1, 1_000_000):
     print(f"{4 * elements:>9,} bytes: {run(send_to_a_sleeper, ranks=2, args=(elements,)).results[0]:.2f} s in send")
 
 # %% [markdown]
-# Half a second, for four bytes too. On gloo `send` returns when the receiver has called `recv` and the data is
-# through. It is a meeting, not a letter box.
+# Half a second, for four bytes too. On gloo `send` does not return before the receiver has called `recv`; then it
+# hands the data to the operating system and is done. It is a meeting, not a letter box.
 #
 # ## Everybody sends first
 #
@@ -212,14 +212,14 @@ except RunError as error:
 # Between two ranks messages arrive in the order in which they were sent. A `tag`, a number on both calls, makes
 # separate queues. What the bytes *mean* is not sent.
 #
-# **Predict:** rank 0 sends the two float32 numbers 1 and 2, which is eight bytes. Rank 1 receives them into one
-# float64 number, which has eight bytes as well. Error, 1, 2, or something else?
+# **Predict:** rank 0 sends the two float32 numbers 1 and 3, which is eight bytes. Rank 1 receives them into one
+# float64 number, which has eight bytes as well. Error, 1, 3, or something else?
 
 
 # %%
 def two_into_one():
     if dist.get_rank() == 0:
-        return dist.send(torch.tensor([1.0, 2.0]), 1)
+        return dist.send(torch.tensor([1.0, 3.0]), 1)
     tensor = torch.zeros(1, dtype=torch.float64)
     dist.recv(tensor, 0)
     return tensor.item()
@@ -228,7 +228,7 @@ def two_into_one():
 run(two_into_one, ranks=2).results[1]
 
 # %% [markdown]
-# Neither 1 nor 2, and no error: the bits of two short numbers, read as one long one. If a result is nonsense of the
+# Neither 1 nor 3, and no error: the bits of two short numbers, read as one long one. If a result is nonsense of the
 # right size, compare the dtypes on both sides. (A receiver with *too little* room is noticed: gloo ends the
 # process.)
 #

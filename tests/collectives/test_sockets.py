@@ -208,7 +208,7 @@ def killed(kind: str, folder: str) -> None:
 
 @both
 def test_a_killed_rank_is_noticed_and_leaves_nothing(kind, tmp_path):
-    with pytest.raises(RunError, match="^rank 1 was killed by SIGKILL") as caught:  # not the one that noticed
+    with pytest.raises(RunError, match=r"^rank 1 was killed by SIGKILL") as caught:  # not the one that noticed
         run(killed, 2, args=(kind, str(tmp_path)))
     assert caught.value.culprit == 1
     assert list(tmp_path.iterdir()) == []

@@ -210,6 +210,25 @@ def test_everybody_sends_first():
     assert [m.op for m in error.messages] == ["send"] * 4
 
 
+@pytest.mark.parametrize(
+    ("neighbour", "tagged", "says"),
+    [
+        (-1, False, "rank 0 waits for rank 2, but rank 2 sends to rank 1 (test_run.py, line "),
+        (1, True, "rank 2 sends to rank 0 with tag 2 (test_run.py, line "),
+    ],
+)
+def test_messages_that_go_astray(neighbour, tagged, says):
+    def work():
+        rank, box, tag = dist.get_rank(), torch.ones(3), dist.get_rank() if tagged else 0
+        sending = dist.isend(torch.ones(3), (rank + neighbour) % 3, tag=tag)
+        dist.recv(box, (rank - 1) % 3, tag=tag)
+        sending.wait()
+
+    text = str(fails(work, 3))
+    assert "each waits for a message that does not come" in text and "nobody sends" not in text
+    assert says in text
+
+
 def test_collective_on_one_rank():
     def work():
         if dist.get_rank() == 0:
