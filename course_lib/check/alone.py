@@ -35,7 +35,8 @@ def _call_all(fn: Callable, inputs: list[tuple], cells: dict[str, str]) -> list[
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the learner's code raises is its answer
             last = ([None, *traceback.extract_tb(error.__traceback__)[1:]])[-1]  # none: the call itself failed
             where = f"{cells.get(last.filename) or Path(last.filename).name}, line {last.lineno}" if last else ""
-            found.append(Answer(None, type(error).__name__, text_of(error), where))
+            kinds = tuple(kind.__name__ for kind in type(error).__mro__)
+            found.append(Answer(None, type(error).__name__, text_of(error), where, kinds))
         else:
             found.append(Answer(value))
     return found

@@ -33,6 +33,7 @@ class Answer:
     error: str | None = None  # the type of the exception that it raised
     message: str = ""
     where: str = ""
+    kinds: tuple[str, ...] = ()  # that type and those it derives from
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,13 @@ The oracle adds up messages step by step, as the algorithms send them; it uses n
 """
 
 import random
+from collections.abc import Sequence
 
 from course_lib.check.spec import Answer, Case, Spec
 from course_lib.check.specs.what_it_costs_mistakes import CHOICES, FORMULAS, close
 
 ALGORITHMS = ("naive", "tree", "ring")
+NEAR = 1.03  # how far the sizes of CHOOSE are from a crossover
 TELLING = (18, 20, 36, 40, 48)  # ranks for which log2 rounded up, rounded down, not rounded, and ln all differ
 
 
@@ -64,33 +66,42 @@ def cases(rng: random.Random) -> list[Case]:
 def compare(case: Case, answer: Answer) -> str | None:
     """None when right, else what differs."""
     if case.expected is ValueError:
-        if answer.error == "ValueError":
+        if "ValueError" in answer.kinds:
             return None
-        got = f"raised {answer.error}: {answer.message}" if answer.error else f"returned {_shown(answer.value)}"
+        got = f"raised {_raised(answer)}" if answer.error else f"returned {_shown(answer.value)}"
         return f"a ValueError was expected, the function {got}."
     if answer.error:
-        return f"the function raised {answer.error}: {answer.message}."
+        return f"the function raised {_raised(answer)}."
     if isinstance(answer.value, bool) or not isinstance(answer.value, int | float):
         return f"seconds were expected, a float; the function returned {_shown(answer.value)}."
     if not close(answer.value, case.expected):
-        return f"{case.expected:.6g} s was expected, the function returned {answer.value:.6g}."
+        digits = next((d for d in range(6, 17) if f"{case.expected:.{d}g}" != f"{answer.value:.{d}g}"), 17)
+        return f"{case.expected:.{digits}g} s was expected, the function returned {answer.value:.{digits}g}."
     return None
 
 
 def choices(rng: random.Random) -> list[Case]:
-    """A size well below and one well above the crossover of each of some machines, and the edges."""
+    """Sizes below and above the crossover of each of some machines: first far from it, then near; and the edges.
+
+    So near that whoever forgets a term of a price, or rounds log2 in another way, is on the wrong side.
+    """
+    machines = []
+    for ranks in (rng.choice([8, 16]), rng.choice(TELLING), 64, 4):
+        alpha, beta, _ = _machine(rng)
+        # the sums matter, and the crossover is at many bytes
+        machines.append((ranks, 10 * alpha, beta, float(f"{beta * rng.uniform(0.4, 1):.2e}")))
     found = []
-    for ranks in (rng.choice([8, 16]), rng.choice([12, 24]), 64, 4):
-        machine = _machine(rng)
-        edge = _crossover(ranks, *machine)
-        for factor, group in ((1 / rng.uniform(1.5, 3), "below the crossover"), (rng.uniform(1.5, 3), "above it")):
-            found.append(_choice(group, max(1, round(edge * factor)), ranks, machine))
+    for factor, how in ((rng.uniform(2, 4), ""), (NEAR, "just ")):
+        for ranks, *machine in machines:
+            edge = _crossover(ranks, *machine)
+            found.append(_choice(f"{how}below the crossover", round(edge / factor), ranks, machine))
+            found.append(_choice(f"{how}above it", round(edge * factor), ranks, machine))
     for ranks in (2, 3):
         found.append(_choice("two and three ranks", 4 * rng.randint(100_000, 1_000_000), ranks, _machine(rng)))
     return found
 
 
-def _choice(group: str, nbytes: int, ranks: int, machine: tuple[float, float, float]) -> Case:
+def _choice(group: str, nbytes: int, ranks: int, machine: Sequence[float]) -> Case:
     inputs = (nbytes, ranks, *machine)
     best = min(ALGORITHMS, key=lambda name: right(name, *inputs))
     return Case(group, f"choose: {_story(*inputs)}", inputs, best)
@@ -106,7 +117,7 @@ def _crossover(ranks: int, alpha: float, beta: float, gamma: float) -> float:
 def compare_choice(case: Case, answer: Answer) -> str | None:
     """None when right, else what differs."""
     if answer.error:
-        return f"the function raised {answer.error}: {answer.message}."
+        return f"the function raised {_raised(answer)}."
     if not isinstance(answer.value, str) or answer.value not in ALGORITHMS:
         return f"'naive', 'tree' or 'ring' was expected; the function returned {_shown(answer.value)}."
     if answer.value == case.expected:
@@ -114,6 +125,10 @@ def compare_choice(case: Case, answer: Answer) -> str | None:
     times = {name: right(name, *case.inputs) for name in (case.expected, answer.value)}
     told = ", ".join(f"{name} takes {seconds:.3g} s" for name, seconds in times.items())
     return f"'{case.expected}' is the fastest, the function returned '{answer.value}': {told}."
+
+
+def _raised(answer: Answer) -> str:
+    return f"{answer.error}: {answer.message}" if answer.message else f"{answer.error}"
 
 
 def _shown(value: object) -> str:
