@@ -1,4 +1,4 @@
-"""`course check FILE.ipynb ...`: the same checks as in the notebook, as a table with points."""
+"""`course check [FILE.ipynb ...]`: the same checks as in the notebook, as a table with points."""
 
 import argparse
 import sys
@@ -23,13 +23,16 @@ class Row:
 
 
 def main(argv: list[str]) -> int:
-    """0: all passed; 1: something is not right yet; 2: a file cannot be checked."""
+    """0: all passed; 1: something is not right yet; 2: a file cannot be checked (the others are)."""
     parser = argparse.ArgumentParser(
         prog="course check",
         description="Check exercises without opening Jupyter. The cells of each notebook run, but for those with the "
         "tag 'show'; then each graded cell's function is judged, as by the check in the notebook.",
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.ipynb")
+    parser.add_argument(
+        "files", nargs="*", type=Path, default=[Path("exercises")], metavar="FILE.ipynb",
+        help="notebooks, or folders of them (default: exercises)",
+    )  # fmt: skip
     parser.add_argument(
         "--seconds", type=float, default=SECONDS, help="time limit for the cells (default: %(default)g)"
     )
@@ -37,25 +40,43 @@ def main(argv: list[str]) -> int:
     if options.seconds <= 0:
         parser.error(f"--seconds {options.seconds:g}: give a positive number.")
     notebooks, faults = [], []
-    for path in options.files:
+    for path in _spread(options.files):
         try:
             notebooks.append(_known(read(path)))
         except NotANotebook as problem:
             faults.append(str(problem))
     if faults:
-        print("\n".join(faults), file=sys.stderr)
-        return 2
+        print("\n".join(faults), file=sys.stderr, flush=True)
+    if notebooks:
+        got, out_of = _table(notebooks, options.seconds)
+    return 2 if faults else int(got != out_of)
+
+
+def _spread(paths: list[Path]) -> list[Path]:
+    """The notebooks in folders, and those of a pattern that the shell found nothing for, such as exercises/*.ipynb:
+    each exercise has a folder of its own."""
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(path.rglob("*.ipynb")) if path.is_dir() else []
+        if "*" in path.name and not path.exists():
+            inside = sorted(path.parent.rglob(path.name))
+        found += [p for p in inside if ".ipynb_checkpoints" not in p.parts] or [path]
+    return list(dict.fromkeys(found))
+
+
+def _table(notebooks: list[Notebook], seconds: float) -> tuple[int, int]:
+    """Check and print, line by line; the points, and how many there are."""
     prewarm()  # the agent imports torch while we do
     print(f"{'exercise':<22} {'function':<18} points")
     rows = []
     for notebook in notebooks:
-        for row in check(notebook, options.seconds):
+        for row in check(notebook, seconds):
             rows.append(row)
             print(_line(row), flush=True)
     got, out_of = sum(row.points for row in rows), sum(row.out_of for row in rows)
     if len(rows) > 1:
         print(f"{'':<41} {got} of {out_of}")
-    return 0 if got == out_of else 1
+    return got, out_of
 
 
 def _known(notebook: Notebook) -> Notebook:
@@ -65,8 +86,9 @@ def _known(notebook: Notebook) -> Notebook:
 
 
 def check(notebook: Notebook, seconds: float = SECONDS) -> list[Row]:
-    """A row for each graded cell of this course."""
-    specs = [GRADED[name].spec() for name in notebook.graded if name in GRADED]
+    """A row for each function of the exercise, also when the cell that checks it was deleted."""
+    modules = {GRADED[name].module for name in notebook.graded if name in GRADED}
+    specs = [graded.spec() for graded in GRADED.values() if graded.module in modules]
     taken = take(notebook, [spec.function for spec in specs], seconds)
     return [_judged(spec, taken) for spec in specs]
 
@@ -80,7 +102,7 @@ def _judged(spec, taken: Taken) -> Row:
             missing = f"The function {spec.function} is not there."
             raise CheckFailed("\n".join([*taken.problems, missing] if taken.problems else [missing]))
         judge(spec, unpack(taken.functions[spec.function]))
-        points, says = spec.points, "✔ the checks passed"
+        points, says = spec.points, "\n".join(["✔ the checks passed", *(f"Note: {text}" for text in taken.problems)])
     except CheckFailed as problem:
         says = f"✘ {problem}"
     return Row(spec.name, spec.function, points, spec.points, says)

@@ -42,6 +42,8 @@ class Taken:
 
 def read(path: Path) -> Notebook:
     """Raises NotANotebook. Plain JSON: importing nbformat takes longer than all checks of an exercise."""
+    if path.is_dir():
+        raise NotANotebook(f"{path}: there is no notebook in this folder.")
     if not path.exists():
         raise NotANotebook(f"{path}: there is no such file.")
     try:

@@ -217,3 +217,6 @@ for variable in ("RANK", "LOCAL_RANK"):
 #
 # [Exercise 01: who am I?](../exercises/01_ranks/01_ranks.ipynb) Read the environment in one function, right
 # on any number of nodes. About 15 minutes.
+#
+# The last cell of an exercise checks it. To see where you are in all of them, type `course check` in a terminal
+# (in JupyterLab: File, New, Terminal).

@@ -84,9 +84,17 @@ def test_a_table_with_right_and_wrong(tmp_path, capsys):
     assert (code, err) == (1, "")
     lines = out.splitlines()
     assert lines[1].split() == ["02_messages", "shift", "5", "of", "5", "✔", "the", "checks", "passed"]
-    assert lines[2].startswith("02_messages            shift              0 of 5") and "✘ 4 ranks" in lines[2]
+    assert lines[2] == "    Note: Cell In[1] raised ZeroDivisionError: division by zero."
+    assert lines[3].startswith("02_messages            shift              0 of 5") and "✘ 4 ranks" in lines[3]
     assert "    rank 0: waits in isend to rank 1 (Cell In[2], line 9)" in lines
     assert lines[-1].strip() == "5 of 10"
+
+
+def test_a_check_that_was_deleted_is_made_all_the_same(tmp_path, capsys):
+    path = notebook(tmp_path / "a.ipynb", "def cost(*inputs):\n    raise NotImplementedError", graded=("check_cost",))
+    code, out, _ = called(capsys, path)
+    assert code == 1 and "0 of 6" in out and "0 of 4" in out and "0 of 10" in out
+    assert "The function choose is not there." in out
 
 
 def test_a_function_that_is_missing_says_what_failed(tmp_path, capsys):
@@ -146,14 +154,29 @@ def test_notebooks_without_graded_cells(tmp_path, capsys, root):
         read(tmp_path / "b.ipynb")
 
 
-def test_a_folder_is_no_notebook(tmp_path, capsys):
-    assert called(capsys, tmp_path)[0] == 2
+def test_folders_and_patterns_that_the_shell_left(tmp_path, capsys):
+    """`course check exercises/*.ipynb` finds nothing in the shell: each exercise has a folder of its own."""
+    (tmp_path / "02").mkdir()
+    stub = notebook(tmp_path / "02" / "a.ipynb", "def shift(tensor):\n    raise NotImplementedError")
+    (tmp_path / "02" / ".ipynb_checkpoints").mkdir()
+    notebook(tmp_path / "02" / ".ipynb_checkpoints" / "a-checkpoint.ipynb", "1 / 0")
+    for arguments in ([tmp_path], [tmp_path / "*.ipynb"], [tmp_path, stub]):
+        code, out, err = called(capsys, *arguments)
+        assert (code, err, out.count("is still the stub")) == (1, "", 1)
+    (tmp_path / "empty").mkdir()
+    code, out, err = called(capsys, tmp_path / "empty")
+    assert (code, out) == (2, "") and err.endswith("empty: there is no notebook in this folder.\n")
 
 
-def test_the_command_line():
-    done = subprocess.run(
-        [sys.executable, "-m", "course_lib.cli", "check", "--help"], capture_output=True, text=True, timeout=60
-    )
+def test_a_file_that_is_missing_does_not_stop_the_others(tmp_path, capsys):
+    stub = notebook(tmp_path / "a.ipynb", "def shift(tensor):\n    raise NotImplementedError")
+    code, out, err = called(capsys, tmp_path / "b.ipynb", stub)
+    assert code == 2 and "b.ipynb: there is no such file" in err and "is still the stub" in out
+
+
+def test_the_command_line(tmp_path):
+    command_line = [sys.executable, "-m", "course_lib.cli", "check"]
+    done = subprocess.run([*command_line, "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "FILE.ipynb" in done.stdout
-    done = subprocess.run([sys.executable, "-m", "course_lib.cli", "check"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "FILE.ipynb" in done.stderr
+    done = subprocess.run(command_line, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "exercises: there is no such file.\n")
