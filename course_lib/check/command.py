@@ -89,23 +89,28 @@ def check(notebook: Notebook, seconds: float = SECONDS) -> list[Row]:
     """A row for each function of the exercise, also when the cell that checks it was deleted."""
     modules = {GRADED[name].module for name in notebook.graded if name in GRADED}
     specs = [graded.spec() for graded in GRADED.values() if graded.module in modules]
-    taken = take(notebook, [spec.function for spec in specs], seconds)
-    return [_judged(spec, taken) for spec in specs]
+    folder = str(notebook.path.resolve().parent)
+    sys.path.insert(0, folder)  # the ranks take our path: as in Jupyter, modules beside the notebook are found
+    try:
+        taken = take(notebook, [spec.function for spec in specs], seconds)
+        return [_judged(spec, taken) for spec in specs]
+    finally:
+        sys.path.remove(folder)
 
 
 def _judged(spec, taken: Taken) -> Row:
     from course_lib.check.engine import judge  # it imports torch: by now the agent is doing so as well
 
-    points, says = 0, ""
+    points = 0
     try:
         if spec.function not in taken.functions:
-            missing = f"The function {spec.function} is not there."
-            raise CheckFailed("\n".join([*taken.problems, missing] if taken.problems else [missing]))
+            raise CheckFailed(f"The function {spec.function} is not there.")
         judge(spec, unpack(taken.functions[spec.function]))
-        points, says = spec.points, "\n".join(["✔ the checks passed", *(f"Note: {text}" for text in taken.problems)])
+        points, says = spec.points, "✔ the checks passed"
     except CheckFailed as problem:
         says = f"✘ {problem}"
-    return Row(spec.name, spec.function, points, spec.points, says)
+    notes = [f"Note: {text}" for text in taken.problems]
+    return Row(spec.name, spec.function, points, spec.points, "\n".join([says, *notes]))
 
 
 def _line(row: Row) -> str:

@@ -8,6 +8,7 @@ one: the function may well be there.
 import json
 import os
 import pickle
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ def _run_cells(cells: list[tuple[int, str]], names: list[str], folder: str) -> d
     from traitlets.config import Config
 
     os.chdir(folder)
+    sys.path.insert(0, folder)  # as in Jupyter: modules that lie beside the notebook
     config = Config()
     config.HistoryManager.enabled = False
     shell = InteractiveShell.instance(config=config)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from course_lib.launch import Result
+from course_lib.launch.errors import wrapped
 
 
 class CheckFailed(AssertionError):
@@ -13,7 +14,7 @@ class CheckFailed(AssertionError):
         self.mistake = mistake
 
     def _render_traceback_(self) -> list[str]:
-        return ["", f"✘ {self}"]
+        return ["", wrapped(f"✘ {self}")]
 
 
 @dataclass

@@ -47,10 +47,12 @@ def size_of(text: str) -> int:
 
 
 def _options(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="course bench ring", description=__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], metavar="N")
-    parser.add_argument("--sizes", type=size_of, nargs="+", default=SIZES, metavar="SIZE", help="such as 4K 1M")
-    parser.add_argument("--rounds", type=int, default=9, help="measurements of each contender and size")
+    parser = argparse.ArgumentParser(prog="course bench ring", description=__doc__.replace("`", ""))
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], metavar="N", help="default: 2 4")
+    parser.add_argument(
+        "--sizes", type=size_of, nargs="+", default=SIZES, metavar="SIZE", help="such as 4K 1M (default: 4K to 64M)"
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="measurements of each contender and size (default: 9)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw bus bandwidth against size")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows for programs")
     parser.add_argument("--threads", action="store_true", help="tell instead which threads take the CPU time (Linux)")
@@ -66,8 +68,10 @@ def _options(argv: list[str]) -> argparse.Namespace:
         parser.error("--threads reads /proc, which only Linux has")
     need, free = max(options.ranks) * max(options.sizes) * 8, psutil.virtual_memory().available
     if need > free:  # tensors, copies, buffers of gloo and of the sockets
-        parser.error(f"{max(options.ranks)} ranks with {words(max(options.sizes))} need about {words(need)} of memory, "
-                     f"and {words(free)} are free")  # fmt: skip
+        parser.error(
+            f"{max(options.ranks)} ranks with {words(max(options.sizes))} need about {need / 2**30:.1f} GB of memory, "
+            f"and {free / 2**30:.1f} GB are free"
+        )
     return options
 
 

@@ -39,7 +39,9 @@ def plot(rows: Sequence[Row], path: Path, note: str) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("bus bandwidth, GB/s")
     handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=2 + 2 * (len(worlds) > 1), frameon=False, fontsize=9
+    )
     figure.suptitle(f"All-reduce within one host\n{note}", fontsize=10)
     figure.savefig(path)
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from course_lib.collectives import halving, hierarchical, naive, ring, tree
 from course_lib.collectives.operand import opened
-from course_lib.collectives.transport import Sub, TorchTransport, Transport
+from course_lib.collectives.transport import Sub, Transport, chosen
 
 ALGORITHMS: dict[str, ModuleType] = {
     "ring": ring,
@@ -60,7 +60,7 @@ class Communicator:
         allowed = {"node_size"} if algorithm == "hierarchical" else set()
         if not options.keys() <= allowed:
             raise TypeError(f"The algorithm {algorithm!r} has no option {', '.join(options.keys() - allowed)}.")
-        self.transport = transport or TorchTransport()
+        self.transport = chosen(transport)
         self.rank, self.size = self.transport.rank, self.transport.size
         self.algorithm, self._module, self._options, self._check = algorithm, ALGORITHMS[algorithm], options, check
 

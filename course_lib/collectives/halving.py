@@ -19,12 +19,12 @@ import torch
 
 from course_lib.collectives.chunks import length
 from course_lib.collectives.operand import Operand, opened
-from course_lib.collectives.transport import Sub, TorchTransport, Transport
+from course_lib.collectives.transport import Sub, Transport, chosen
 
 
 def all_reduce(tensor: torch.Tensor, op: str = "sum", transport: Transport | None = None) -> None:
     """Replace `tensor` by its sum, mean or max over all ranks, in place. See `ring.all_reduce` for the arguments."""
-    t = transport or TorchTransport()
+    t = chosen(transport)
     core = power_of_two(t.size)
     with opened(tensor, op, t.size) as operand:
         if t.rank >= core:

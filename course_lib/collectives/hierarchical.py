@@ -17,7 +17,7 @@ import torch
 from course_lib.collectives import ring
 from course_lib.collectives.chunks import length, split
 from course_lib.collectives.operand import opened
-from course_lib.collectives.transport import Sub, TorchTransport, Transport
+from course_lib.collectives.transport import Sub, Transport, chosen
 
 
 def all_reduce(
@@ -30,7 +30,7 @@ def all_reduce(
 
     Raises ValueError when the nodes would not be equally large.
     """
-    t = transport or TorchTransport()
+    t = chosen(transport)
     node_size = _node_size(node_size, t.size)
     node, local = divmod(t.rank, node_size)
     inside = Sub(t, range(node * node_size, (node + 1) * node_size))

@@ -11,7 +11,7 @@ import torch
 
 from course_lib.collectives.chunks import length, split
 from course_lib.collectives.operand import opened
-from course_lib.collectives.transport import TorchTransport, Transport
+from course_lib.collectives.transport import Transport, chosen
 
 
 def all_reduce(tensor: torch.Tensor, op: str = "sum", transport: Transport | None = None) -> None:
@@ -23,7 +23,7 @@ def all_reduce(tensor: torch.Tensor, op: str = "sum", transport: Transport | Non
 
     Raises TypeError or ValueError for a tensor or an op that cannot be, before anything is sent.
     """
-    t = transport or TorchTransport()
+    t = chosen(transport)
     with opened(tensor, op, t.size) as operand:
         chunks = split(operand.flat, t.size)
         reduce_scatter(chunks, t, operand.combine)
@@ -66,7 +66,7 @@ def reduce_scatter_tensor(
     Lengths need not be divisible: `output` holds as many elements as chunk r of `split`. `tensor` stays as it is,
     so its partial sums take a copy. Rank r sends every chunk but its own, M - |chunk r|.
     """
-    t = transport or TorchTransport()
+    t = chosen(transport)
     with opened(output, op, t.size) as mine, opened(tensor.clone(), op, t.size) as whole:
         chunks = split(whole.flat, t.size)
         _check_part(output, chunks[t.rank], t)
@@ -81,7 +81,7 @@ def all_gather_into_tensor(output: torch.Tensor, tensor: torch.Tensor, transport
     Lengths need not be divisible: `tensor` holds as many elements as chunk r of `split(output, N)`. Rank r sends
     every chunk but the one after its own, M - |chunk r+1|.
     """
-    t = transport or TorchTransport()
+    t = chosen(transport)
     with opened(output, "sum", t.size) as whole:
         chunks = split(whole.flat, t.size)
         _check_part(tensor, chunks[t.rank], t)

@@ -57,6 +57,8 @@ def tracked(fn: Callable, numel: int | None = None, **options) -> Callable[[], T
     fn       called as fn(tensor, **options) on every rank, with a flat float64 tensor
     numel    its length, 0 to 4096; without it three elements a rank
     """
+    if not callable(fn):
+        raise TypeError(f"tracked wraps a function that reduces a tensor in place, not {fn!r}.")
     if numel is not None and not 0 <= numel <= MOST_ELEMENTS:
         raise ValueError(f"tracked keeps a copy of the tensor for every call: give 0 to {MOST_ELEMENTS} elements.")
 

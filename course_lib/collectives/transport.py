@@ -99,6 +99,18 @@ def _combine(tensor: torch.Tensor, landing: torch.Tensor, op: str | None) -> Non
         COMBINE[op](tensor, landing)
 
 
+def chosen(transport: Transport | None) -> Transport:
+    """What the caller of a collective gave; None is torch.distributed's default group. TypeError for anything else."""
+    if transport is None:
+        return TorchTransport()
+    if isinstance(transport, type) or not all(hasattr(transport, name) for name in ("rank", "size")):
+        raise TypeError(
+            f"transport={transport!r}: give None for torch.distributed, or an object such as TcpTransport() or "
+            "SharedTransport(), made on each rank."
+        )
+    return transport
+
+
 class Sub:
     """Some ranks of a transport as a group of their own: `ranks[k]` is rank k in it.
 

@@ -12,12 +12,12 @@ Bytes: rank r sends M to each child, and M to its parent unless it is rank 0.
 import torch
 
 from course_lib.collectives.operand import opened
-from course_lib.collectives.transport import TorchTransport, Transport
+from course_lib.collectives.transport import Transport, chosen
 
 
 def all_reduce(tensor: torch.Tensor, op: str = "sum", transport: Transport | None = None) -> None:
     """Replace `tensor` by its sum, mean or max over all ranks, in place. See `ring.all_reduce` for the arguments."""
-    t = transport or TorchTransport()
+    t = chosen(transport)
     with opened(tensor, op, t.size) as operand:
         reduce(operand.flat, t, operand.combine)
         if t.rank == 0:

@@ -1,5 +1,16 @@
 """How a run ends badly, as exceptions that read well in a notebook."""
 
+import textwrap
+
+_WIDTH = 100  # JupyterLab breaks longer lines of an error in the middle of a word
+
+
+def wrapped(text: str) -> str:
+    """Long lines as several, broken between words; lines that are indented, such as source text, stay."""
+    lines = text.splitlines()
+    parts = [[line] if line.startswith(" ") else textwrap.wrap(line, _WIDTH, break_long_words=False) for line in lines]
+    return "\n".join("\n".join(part) for part in parts)
+
 
 class RunError(RuntimeError):
     """A run that failed or hung. The text names the culprit first, then tells what each rank did.
@@ -14,11 +25,11 @@ class RunError(RuntimeError):
         self.culprit, self.messages, self.output = culprit, list(messages), list(output)
 
     def _render_traceback_(self) -> list[str]:
-        return ["", f"{type(self).__name__}: {self}"]
+        return ["", wrapped(f"{type(self).__name__}: {self}")]
 
 
 class RunInterrupted(KeyboardInterrupt):
     """The run was interrupted; all its processes have ended."""
 
     def _render_traceback_(self) -> list[str]:
-        return [str(self)]
+        return [wrapped(str(self))]

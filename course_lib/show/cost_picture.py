@@ -42,6 +42,10 @@ def cost(
         raise ValueError(f"show.cost draws from smallest to largest bytes; {smallest:g} and {largest:g} are no range.")
     if machine is not None and not isinstance(machine, Fit):
         raise TypeError(f"show.cost draws what fit(...) returned, not {type(machine).__name__}.")
+    if isinstance(algorithms, str):
+        algorithms = (algorithms,)
+    if formula is not None and not callable(formula):
+        raise TypeError(f"formula must be a function such as your cost, not {formula!r}.")
     if unknown := set(algorithms) - set(ALL):
         raise ValueError(f"show.cost does not know {', '.join(sorted(unknown))}: choose from {', '.join(ALL)}.")
     if not machine and ranks < 2:
@@ -87,12 +91,17 @@ def _call(formula: Callable[..., float], machine: tuple, name: str, nbytes: floa
 def heading(ranks: int, node_size: int, alpha: float, beta: float, gamma: float) -> str:
     """What the lines hold for, in one line."""
     nodes = f" on {ranks // node_size} nodes" if node_size > 1 else ""
-    parts = [f"α = {alpha * 1e6:.3g} µs", f"1/β = {_rate(beta)}", f"1/γ = {_rate(gamma)}"]
+    parts = [f"α = {_digits(alpha * 1e6)} µs", f"1/β = {_rate(beta)}", f"1/γ = {_rate(gamma)}"]
     return f"{ranks} ranks{nodes}: " + ", ".join(parts)
 
 
 def _rate(seconds_a_byte: float) -> str:
-    return f"{1e-9 / seconds_a_byte:.3g} GB/s" if seconds_a_byte else "unlimited"
+    return f"{_digits(1e-9 / seconds_a_byte)} GB/s" if seconds_a_byte else "unlimited"
+
+
+def _digits(value: float) -> str:
+    """Three digits, and never 1e+03."""
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
 def _table(text: str, found: Curves) -> str:

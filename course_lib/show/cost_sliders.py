@@ -1,9 +1,11 @@
 """The cost model with sliders: `show.cost_explorer(...)`."""
 
 from base64 import b64encode
+from html import escape
 from io import BytesIO
 
 import ipywidgets
+from IPython.display import HTML, display
 from matplotlib.figure import Figure
 
 from course_lib.collectives.topology import Link
@@ -35,13 +37,13 @@ class CostExplorer:
         style = {"style": {"description_width": "150px"}, "layout": {"width": "470px"}, "continuous_update": True}
         log = ipywidgets.FloatLogSlider
         self.alpha = log(
-            alpha * 1e6, min=0, max=4, step=0.1, description="α, latency (µs)", readout_format=".3g", **style
+            alpha * 1e6, min=0, max=4, step=0.1, description="α, latency (µs)", readout_format=".3~r", **style
         )
         self.bandwidth = log(
-            1e-9 / beta, min=-1, max=3, step=0.1, description="1/β, a link (GB/s)", readout_format=".3g", **style
+            1e-9 / beta, min=-1, max=3, step=0.1, description="1/β, a link (GB/s)", readout_format=".3~r", **style
         )
         self.sums = log(
-            1e-9 / gamma, min=0, max=4, step=0.1, description="1/γ, sums (GB/s)", readout_format=".3g", **style
+            1e-9 / gamma, min=0, max=4, step=0.1, description="1/γ, sums (GB/s)", readout_format=".3~r", **style
         )
         self.ranks = ipywidgets.SelectionSlider(options=_RANKS, value=ranks, description="ranks", **style)
         self.node_size = ipywidgets.SelectionSlider(
@@ -79,6 +81,13 @@ class CostExplorer:
         live = self._widget._repr_mimebundle_()
         live = live[0] if isinstance(live, tuple) else live
         return {**live, "image/png": b64encode(self.image.value).decode(), "text/plain": self.text}
+
+    def _ipython_display_(self) -> None:
+        """JupyterLab prefers widgets to pictures, also where no kernel is there to bring them to life: so the still
+        is an output of its own, folded away."""
+        display(self._repr_mimebundle_(), raw=True)
+        still = f'<img alt="{escape(self.text)}" src="data:image/png;base64,{b64encode(self.image.value).decode()}">'
+        display(HTML(f"<details><summary>As a still picture, if no sliders appear above</summary>{still}</details>"))
 
     def __repr__(self) -> str:
         return self.text

@@ -119,6 +119,13 @@ def test_a_cell_that_ends_the_process(tmp_path, capsys):
     assert "A cell ended the whole process: left with exit code 3" in out
 
 
+def test_modules_beside_the_notebook_are_found(tmp_path, capsys):
+    (tmp_path / "beside_the_notebook.py").write_text("import torch.distributed as dist\n\nisend = dist.isend\n")
+    text = SHIFT.replace("dist.isend", "isend").replace("import torch\n", "from beside_the_notebook import isend\n", 1)
+    code, out, _ = called(capsys, notebook(tmp_path / "a.ipynb", text + "import torch\n"))
+    assert code == 0, out
+
+
 def test_functions_come_with_what_they_use(tmp_path):
     path = notebook(tmp_path / "a.ipynb", "factor = 3\nimport math", "def shift(x):\n    return math.ceil(factor * x)")
     taken = take(read(path), ["shift", "absent"])

@@ -167,3 +167,9 @@ def test_different_lengths_end_the_run(algorithm):
 
     with pytest.raises(RunError):  # rather than wrong sums on some ranks
         run(uneven, 3, quiet=True, timeout=30)
+
+
+@pytest.mark.parametrize("transport", ["tcp", TorchTransport])
+def test_what_is_no_transport_is_a_sentence(transport):
+    with pytest.raises(TypeError, match=r"give None for torch.distributed, or an object such as TcpTransport\(\)"):
+        ring.all_reduce(torch.ones(3), transport=transport)

@@ -105,13 +105,13 @@ def test_your_own_formula():
         show.cost(formula=lambda *inputs: None)
 
 
-def test_sliders_redraw():
+def test_sliders_redraw(monkeypatch):
     explorer = show.cost_explorer(ranks=16, node_size=4)
     assert explorer.text.startswith("16 ranks on 4 nodes: α = 50 µs")
     before = explorer.image.value
     assert png_size(before) == (760, 440)
     explorer.alpha.value = 1000
-    assert explorer.image.value != before and "α = 1e+03 µs" in explorer.text
+    assert explorer.image.value != before and "α = 1,000 µs" in explorer.text
     explorer.ranks.value = 6  # not four on a node
     assert "6 ranks on 3 nodes" in explorer.text and "drawn with 2" in explorer.sentence.value
     explorer.node_size.value = 1
@@ -120,6 +120,11 @@ def test_sliders_redraw():
     assert base64.b64decode(bundle["image/png"]) == explorer.image.value
     assert "application/vnd.jupyter.widget-view+json" in bundle
     assert bundle["text/plain"] == explorer.text == repr(explorer)
+    shown = []
+    monkeypatch.setattr("course_lib.show.cost_sliders.display", lambda thing, **_: shown.append(thing))
+    explorer._ipython_display_()
+    live, still = shown  # the still stands alone too: without a kernel JupyterLab shows no picture of a widget
+    assert live == bundle and base64.b64encode(explorer.image.value).decode() in still.data
 
 
 @pytest.mark.parametrize(
@@ -130,6 +135,8 @@ def test_sliders_redraw():
         (lambda: show.cost(algorithms=("star",)), "does not know star: choose from naive, tree"),
         (lambda: show.cost(ranks=1), "nothing is sent"),
         (lambda: show.cost(ranks=6, node_size=4), "does not divide 6 ranks"),
+        (lambda: show.cost(formula=5), "must be a function"),
+        (lambda: show.tracked(5), "wraps a function"),
         (lambda: show.cost_explorer(ranks=5), "sliders know ranks of 2, 3, 4"),
     ],
 )
