@@ -37,13 +37,13 @@ class CostExplorer:
         style = {"style": {"description_width": "150px"}, "layout": {"width": "470px"}, "continuous_update": True}
         log = ipywidgets.FloatLogSlider
         self.alpha = log(
-            alpha * 1e6, min=0, max=4, step=0.1, description="α, latency (µs)", readout_format=".3~r", **style
+            alpha * 1e6, min=0, max=4, step=0.1, description="α, latency (µs)", readout_format=".3s", **style
         )
         self.bandwidth = log(
-            1e-9 / beta, min=-1, max=3, step=0.1, description="1/β, a link (GB/s)", readout_format=".3~r", **style
+            1e-9 / beta, min=-1, max=3, step=0.1, description="1/β, a link (GB/s)", readout_format=".3s", **style
         )
         self.sums = log(
-            1e-9 / gamma, min=0, max=4, step=0.1, description="1/γ, sums (GB/s)", readout_format=".3~r", **style
+            1e-9 / gamma, min=0, max=4, step=0.1, description="1/γ, sums (GB/s)", readout_format=".3s", **style
         )
         self.ranks = ipywidgets.SelectionSlider(options=_RANKS, value=ranks, description="ranks", **style)
         self.node_size = ipywidgets.SelectionSlider(
