@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from course_lib.check.alone import answers
-from course_lib.check.group import Evidence, GroupMistake, GroupSpec, Wrong
+from course_lib.check.group import KINDS, Evidence, GroupMistake, GroupSpec, Wrong
 from course_lib.check.spec import Answer, Case, Spec
 from course_lib.check.together import collect
 from course_lib.check.verdict import CheckFailed, Verdict
@@ -14,6 +14,8 @@ from course_lib.launch import Result
 from course_lib.launch.pickling import pickle_call
 
 __all__ = ["CheckFailed", "Verdict", "judge"]
+
+BRIEF = 8.0  # seconds for two ranks alone, when more of them have hung
 
 
 def judge(spec: Spec | GroupSpec, fn: Callable[..., Any], seed: int | None = None) -> Verdict:
@@ -62,15 +64,17 @@ def _judge_group(spec: GroupSpec, fn: Callable, rng: random.Random) -> Verdict:
         raise CheckFailed(_still_the_stub(spec), "stub")
     found = _named(spec, evidence, wrong)
     pairs = [k for k, case in enumerate(evidence.cases) if case.world == 2]
-    if not found and evidence.broken and not evidence.answers.keys() & set(pairs):
-        collect(fn, evidence, pairs, spec.seconds)  # what was left out may tell more: does it work for two?
+    quick = all(broken.deadlock or broken.culprit is not None for broken in evidence.broken.values())  # no time-out
+    left_out = evidence.broken and not evidence.answers.keys() & set(pairs)
+    if not found and wrong.kind in ("values", "hangs") and left_out and quick:
+        collect(fn, evidence, pairs, BRIEF)  # what was left out may tell more: does it work for two?
         found = _named(spec, evidence, wrong)
     raise _group_failure(wrong, *(found or (None, "")))
 
 
 def _named(spec: GroupSpec, evidence: Evidence, wrong: Wrong) -> tuple[GroupMistake, str] | None:
     """The first known mistake that fits, and its sentence."""
-    fitting = [mistake for mistake in spec.mistakes if not mistake.kinds or wrong.kind in mistake.kinds]
+    fitting = [m for m in spec.mistakes if wrong.kind in (m.kinds or set(KINDS) - {"raised"})]
     said = ((mistake, mistake.says(evidence, wrong)) for mistake in fitting)
     return next(((mistake, text) for mistake, text in said if text), None)
 

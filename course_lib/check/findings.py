@@ -19,10 +19,10 @@ def ended_badly(e: Evidence) -> Wrong | None:
             error = answers[broken.culprit]
         if error is not None and error.error:
             at = f"\n  raised at {error.error_at}" if error.error_at else ""
-            text = f"rank {broken.culprit} raised {error.error}: {error.error_text}{at}"
-        else:
-            text = broken.text
-        return Wrong("ended", f"{case.story}: {text}", number)
+            rank = next(rank for rank, answer in enumerate(answers) if answer is error)
+            text = f"rank {rank} raised {error.error}: {error.error_text}{at}"
+            return Wrong("raised", f"{case.story}: {text}", number)
+        return Wrong("hangs" if broken.deadlock else "ended", f"{case.story}: {broken.text}", number)
     return None
 
 
@@ -32,6 +32,16 @@ def ready_made(e: Evidence) -> Wrong | None:
         for m in messages:
             if m.op not in ALLOWED:
                 return Wrong("ready_made", f"{e.cases[number].story}: rank {m.rank} calls {m.op} ({m.where}).", number)
+    return None
+
+
+def destroyed(e: Evidence) -> Wrong | None:
+    """The process group was destroyed."""
+    for number, answers in e.answers.items():
+        for rank, answer in enumerate(answers):
+            if answer and answer.destroyed:
+                text = f"{e.cases[number].story}: rank {rank} destroyed the process group."
+                return Wrong("destroyed", text, number)
     return None
 
 
@@ -86,9 +96,13 @@ def first_difference(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tenso
     return int(bad.nonzero()[0]) if bad.any() else None
 
 
-def number_text(value: float) -> str:
-    """A value as a learner would print it."""
-    return str(value) if isinstance(value, int) else f"{value:.6g}"
+def told_apart(*values: float) -> list[str]:
+    """Values as a learner would print them, with as many digits as it takes to see that they differ."""
+    for digits in (6, 9, 12, 17):
+        texts = [str(value) if isinstance(value, int) else f"{value:.{digits}g}" for value in values]
+        if len(set(texts)) == len(texts):
+            break
+    return texts
 
 
 def shape_text(tensor: torch.Tensor) -> str:

@@ -15,6 +15,13 @@ from course_lib.collectives.tracked import Event
 from course_lib.launch import Message
 
 TALK = {"send", "recv", "isend", "irecv"}  # what learners build on
+HANDLE = "handle (Work)"  # the "type" of what isend and irecv return
+KINDS = (
+    "ready_made", "destroyed", "values", "handles", "bits", "input", "peers", "traffic", "small",
+    "hangs",  # nobody can go on
+    "raised",  # the learner's code raised an exception
+    "ended",  # a rank died, or the time was over
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ class RankAnswer:
     open: tuple[int, ...] = ()  # sends and receives, numbered from 0, whose handle it had not waited for at the end
     touched: tuple[int, ...] = ()  # of a traced case: sends whose tensor changed before their wait()
     events: tuple[Event, ...] = ()  # of a traced case
+    destroyed: bool = False  # the process group was gone when the function had returned
     error: str = ""  # the type of the exception that it raised
     error_text: str = ""
     error_at: str = ""  # "Cell In[3], line 5"
@@ -92,7 +100,7 @@ class Breakdown:
 class Wrong:
     """Something is not right. `case` is where it was seen first; `detail` is for when no known mistake fits."""
 
-    kind: str  # "ready_made", "values", "handles", "ended", "bits", "peers", "traffic" or "small"
+    kind: str  # see KINDS
     text: str
     case: int
     detail: str = ""
@@ -104,7 +112,7 @@ class GroupMistake:
 
     name: str
     says: Callable[[Evidence, Wrong], str | None]
-    kinds: tuple[str, ...] = ()  # of what is wrong (Wrong.kind); empty: any
+    kinds: tuple[str, ...] = ()  # of what is wrong (Wrong.kind); empty: any but "raised", which explains itself
     detail: bool = False  # say `Wrong.detail` too
 
 

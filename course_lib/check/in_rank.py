@@ -5,6 +5,7 @@ with a smaller one the process group is made anew without the last rank, which h
 processes serves all world sizes.
 """
 
+import os
 import time
 import traceback
 from dataclasses import asdict
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.check import plain
+from course_lib.check.group import HANDLE
 from course_lib.check.recorder import Handles, Recorder, poison
 from course_lib.launch import watch
 from course_lib.launch.pickling import text_of
@@ -43,6 +45,8 @@ def _shrink(size: int, number: int, folder: str) -> bool:
     dist.destroy_process_group()
     if rank >= size:
         return False
+    world = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    os.environ |= {name: text for name, text in world.items() if name in os.environ}  # they agree with the group
     store = dist.FileStore(str(Path(folder, f"store_{number}")), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     return True
@@ -60,12 +64,14 @@ def _answer(fn, tensor: torch.Tensor, options: dict, traced: bool, path: Path, c
     finally:
         for observer in watching:
             observers.remove(observer)
-    facts = {"returned": "None" if value is None else type(value).__name__, "itself": _itself(value, tensor)}
+    facts = {"returned": _kind(value), "itself": _itself(value, tensor), "destroyed": not dist.is_initialized()}
     facts |= {"open": handles.open, "touched": handles.touched}
     if traced:
         facts["events"] = [asdict(event) for event in recorder.events()]
     other = isinstance(value, torch.Tensor) and value.dtype in plain.DTYPES.values() and not facts["itself"]
     plain.write(path, facts, {"after": tensor, **({"value": value} if other else {})})
+    if facts["destroyed"]:
+        raise Unfinished("the function destroyed the process group")
     if handles.open:
         raise Unfinished("the function returned while messages were on their way")  # they would meet later ones
 
@@ -85,6 +91,12 @@ def _error(error: BaseException, cells: dict[str, str]) -> dict[str, str]:
 
 def _hidden(file: str) -> bool:
     return file.startswith((str(Path(torch.__file__).parent), str(Path(watch.__file__).parent)))
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, (dist.Work, watch.WatchedWork)):
+        return HANDLE
+    return "None" if value is None else type(value).__name__
 
 
 def _itself(value: object, tensor: torch.Tensor) -> bool:

@@ -1,9 +1,10 @@
 """Mistakes that people make in any exercise with messages, as sentences. Each is (evidence, wrong) -> text or None."""
 
+import re
 from collections.abc import Callable
 
 from course_lib.check.findings import errors, never_waited, pairs, touched
-from course_lib.check.group import Evidence, GroupMistake, Wrong
+from course_lib.check.group import KINDS, Evidence, GroupCase, GroupMistake, Wrong
 from course_lib.launch import Message
 
 Says = Callable[[Evidence, Wrong], str | None]
@@ -20,6 +21,13 @@ def no_modulo(e: Evidence, wrong: Wrong) -> str | None:
     if any("take the number modulo" in answer.error_text for _, answer in errors(e)):
         return "The ranks stand on a ring: right is (rank + 1) % world_size, left is (rank - 1) % world_size."
     return None
+
+
+def destroys_group(e: Evidence, wrong: Wrong) -> str | None:
+    return (
+        "dist.destroy_process_group() ends all talk between the ranks. That is for whoever started them to do, when "
+        "all work is done: leave it out of the function."
+    )
 
 
 def last_calls(e: Evidence) -> list[Message]:
@@ -49,6 +57,22 @@ def receives_first(e: Evidence, wrong: Wrong) -> str | None:
     sent = {m.rank for m in e.messages.get(wrong.case, ()) if "send" in m.op}
     if calls and len(calls) == e.cases[wrong.case].world and not sent and all("recv" in m.op for m in calls):
         return "All ranks wait for data that nobody has sent yet. Start the send first, with isend, then receive."
+    return None
+
+
+def wrong_tag(e: Evidence, wrong: Wrong) -> str | None:
+    if "a message and its receive need the same tag" in wrong.text:
+        return "Give isend and irecv the same tag, or none at all: then both have tag 0."
+    return None
+
+
+def ends_do_not_meet(e: Evidence, wrong: Wrong) -> str | None:
+    found = re.search(r"rank (\d+) waits for rank (\d+), but rank \2 sends to rank", wrong.text)
+    if found and e.cases[wrong.case].world > 2:
+        return (
+            "Every rank sends to the right, (rank + 1) % world_size, and receives from the left, "
+            "(rank - 1) % world_size: then each message has its receiver."
+        )
     return None
 
 
@@ -120,6 +144,18 @@ def right_worlds(e: Evidence, bad: Callable[[Evidence, int], bool]) -> dict[int,
     return found
 
 
+def right_and_wrong(
+    e: Evidence, bad: Callable[[Evidence, int], bool], counts: Callable[[GroupCase], bool]
+) -> tuple[set[int], set[int]]:
+    """The numbers of ranks (2 and more) that are right in all cases that count, and those wrong in all of them."""
+    tried: dict[int, set[bool]] = {}
+    for number in e.answers.keys() | e.broken.keys():
+        case = e.cases[number]
+        if case.world > 1 and counts(case):
+            tried.setdefault(case.world, set()).add(e.complete(number) and not bad(e, number))
+    return {n for n, found in tried.items() if found == {True}}, {n for n, found in tried.items() if found == {False}}
+
+
 def mismatched(e: Evidence) -> list[tuple[int, Message, Message]]:
     """Sends that meet a receive of another size, in all cases."""
     return [(k, s, r) for k in e.messages for s, r in pairs(e, k) if s.nbytes != r.nbytes]
@@ -127,7 +163,8 @@ def mismatched(e: Evidence) -> list[tuple[int, Message, Message]]:
 
 def buffer_dtype(e: Evidence, wrong: Wrong) -> str | None:
     found = mismatched(e)
-    if found and wrong.case == found[0][0] and all(_ratio(s, r) for _, s, r in found):
+    sizes = [(s.nbytes, r.nbytes) for s, r in pairs(e, wrong.case) if s.nbytes or r.nbytes]
+    if found and wrong.case == found[0][0] and len({_ratio(*ends) for ends in sizes}) == 1 and _ratio(*sizes[0]):
         case, send, receive = found[0]
         kind = str(e.cases[case].inputs[0].dtype).removeprefix("torch.")
         return (
@@ -137,8 +174,9 @@ def buffer_dtype(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
-def _ratio(send: Message, receive: Message) -> bool:
-    return any(send.nbytes == k * receive.nbytes or receive.nbytes == k * send.nbytes for k in (2, 4, 8))
+def _ratio(sent: int, room: int) -> float | None:
+    """sent / room if it is that of two dtypes; chunks that differ by an element are rarely so, and never all alike."""
+    return next((k for k in (2, 4, 8, 1 / 2, 1 / 4, 1 / 8) if sent == k * room), None)
 
 
 def known(*functions: Says, kinds: tuple[str, ...] = (), detail: bool = False) -> list[GroupMistake]:
@@ -146,6 +184,10 @@ def known(*functions: Says, kinds: tuple[str, ...] = (), detail: bool = False) -
     return [GroupMistake(says.__name__, says, kinds, detail) for says in functions]
 
 
-COMMON_FIRST = known(ready_made, kinds=("ready_made",)) + known(no_modulo)
+COMMON_FIRST = (
+    known(ready_made, kinds=("ready_made",))
+    + known(destroys_group, kinds=("destroyed",))
+    + known(no_modulo, kinds=KINDS)
+)
 COMMON_HANDLES = known(buffer_in_flight, wrong_handle, send_not_waited, read_before_wait)
-COMMON_HANGS = known(sends_first, receives_first, kinds=("ended",))
+COMMON_HANGS = known(sends_first, receives_first, wrong_tag, ends_do_not_meet, kinds=("hangs",))

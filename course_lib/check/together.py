@@ -17,6 +17,7 @@ from course_lib.collectives.tracked import Event
 from course_lib.launch import Message, RunError, run, scratch
 from course_lib.launch.pickling import cell_names
 
+FINISHED = "has finished this call"
 _AT_FENCE = re.compile(rf"waits in barrier \({re.escape(FENCE)}, line \d+\)")
 
 
@@ -45,8 +46,32 @@ def collect(fn: Callable, evidence: Evidence, numbers: Iterable[int], seconds: f
     evidence.messages |= _by_case(messages, chosen, cases)
     if error:
         failed = next((number for number in chosen if not evidence.complete(number)), chosen[-1])
-        text = _AT_FENCE.sub("has finished this call", str(error))
+        text = _in_terms_of_the_case(str(error))
         evidence.broken[failed] = Breakdown(text, text.startswith("deadlock"), error.culprit)
+
+
+def _in_terms_of_the_case(text: str) -> str:
+    """How a run ended, without the judge's own barrier: a rank that waits there has finished the call.
+
+    So it is no link of a circle: who waits for it waits for a rank that has returned.
+    """
+    done = set(re.findall(rf"^rank (\d+): {_AT_FENCE.pattern}", text, re.MULTILINE))
+    lines = _AT_FENCE.sub(FINISHED, text).replace(f"{FINISHED}, but rank", f"{FINISHED}, rank")
+    lines = re.sub(rf"({FINISHED}, rank \d+) does not call it: it", r"\1 has not: it", lines).split("\n")
+    for at, line in enumerate(lines):
+        circle = re.match(r"A circle, rank ([\d →]+):", line)
+        if circle and done & set(circle[1].split(" → ")):
+            lines[at] = _waits_in_vain(lines, done)
+    return "\n".join(lines)
+
+
+def _waits_in_vain(lines: list[str], done: set[str]) -> str:
+    for line in lines:
+        waits = re.match(r"rank (\d+): (waits in \w+ (from|to) rank (\d+) .*)", line)
+        if waits and waits[4] in done:
+            more = "sending anything more" if waits[3] == "from" else "receiving it"
+            return f"rank {waits[1]} {waits[2]}, but rank {waits[4]} {FINISHED} without {more}."
+    return "Some ranks have finished this call, and the others wait."
 
 
 def _answer(path: Path) -> RankAnswer | None:

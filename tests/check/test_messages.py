@@ -2,12 +2,14 @@
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
 import pytest
 
 from course_lib import check
+from course_lib.check import engine, together
 from course_lib.check.engine import judge
 from course_lib.check.specs.messages import SPEC
 
@@ -29,10 +31,22 @@ def test_wrong_answer_is_named(name, answer):
     assert caught.value.mistake == name, str(caught.value)
 
 
-def test_other_wrong_answers_are_refused():
-    for answer in mistakes.UNNAMED.values():
-        with pytest.raises(check.CheckFailed):
-            check.messages(answer)
+@pytest.mark.parametrize("name", mistakes.UNNAMED)
+def test_other_wrong_answers_are_told_without_a_false_theory(name):
+    answer, told, *false = mistakes.UNNAMED[name]
+    with pytest.raises(check.CheckFailed) as caught:
+        check.messages(answer)
+    assert caught.value.mistake is None and told in str(caught.value), str(caught.value)
+    assert not [text for text in false if text in str(caught.value)], str(caught.value)
+
+
+def test_an_endless_loop_costs_the_time_limit_once(monkeypatch):
+    starts = []
+    monkeypatch.setattr(engine, "collect", lambda *args: starts.append(args) or together.collect(*args))
+    with pytest.raises(check.CheckFailed, match="not finished after 3 s") as caught:
+        judge(replace(SPEC, seconds=3.0), mistakes.ENDLESS)
+    assert len(starts) == 1
+    assert "rank 0 has finished this call, rank 1 has not: it was computing" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", mistakes.RIGHT)

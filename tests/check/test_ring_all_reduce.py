@@ -2,6 +2,7 @@
 
 import importlib.util
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -25,6 +26,15 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.slow
 WRONG = [*mistakes.WRONG.items(), *mistakes.AGAIN]
+SENTENCES = {  # patterns for what must stand in the verdict
+    "loses_precision": r"must be (\S+), and is (?!\1\.\n)[^z]*as (float32|float16) has them, but the tensor is float",
+    "divides_each_step": "In chunk 0 the numbers of rank 3 were divided by 4, and those of rank 0 by 64",
+    "wrong_divisor": r"With (\d) ranks the sum was divided by (?!\1)[24]\.",
+    "only_reduce_scatter": r"each rank has one finished chunk \(rank 0 has chunk 1\)",
+    "makes_new_tensors": r"`(chunks\[i\] \+= x|mine \+= arrived)`",
+    "wrong_tag": r"rank 3 sends to rank 0 with tag 3 .* receives with tag 0",
+    "ends_do_not_meet": r"rank (\d) waits for rank (\d), but rank \2 sends to rank",
+}
 
 
 def refused(answer) -> check.CheckFailed:
@@ -37,11 +47,15 @@ def refused(answer) -> check.CheckFailed:
 def test_wrong_answer_is_named(name, answer):
     found = refused(answer)
     assert found.mistake == name, str(found)
+    assert re.search(SENTENCES.get(name, ""), str(found)), str(found)
 
 
-def test_other_wrong_answers_are_refused():
-    for answer in mistakes.UNNAMED.values():
-        refused(answer)
+@pytest.mark.parametrize("name", mistakes.UNNAMED)
+def test_other_wrong_answers_are_told_without_a_false_theory(name):
+    answer, told, *false = mistakes.UNNAMED[name]
+    found = refused(answer)
+    assert found.mistake is None and told in str(found), str(found)
+    assert not [text for text in false if text in str(found)], str(found)
 
 
 @pytest.mark.parametrize("name", mistakes.RIGHT)

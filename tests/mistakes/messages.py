@@ -1,5 +1,6 @@
 """Wrong and right answers to exercise 02. The name of a wrong answer is the verdict that it must get."""
 
+import os
 import time
 
 import torch
@@ -74,6 +75,61 @@ def _same_neighbour(tensor, right, buffer, left):
     sending = dist.isend(tensor, right)
     dist.recv(buffer, right)
     sending.wait()
+
+
+def _tag_is_rank(tensor, right, buffer, left):
+    sending = dist.isend(tensor, right, tag=dist.get_rank())
+    dist.recv(buffer, left, tag=dist.get_rank())
+    sending.wait()
+
+
+def _even_ranks_the_other_way(tensor, right, buffer, left):
+    _right(tensor, *((right, buffer, left) if dist.get_rank() % 2 else (left, buffer, right)))
+
+
+def _returns_handle(tensor):
+    _, size, right, left = _me()
+    if size == 1:
+        return tensor
+    sending = dist.isend(tensor, right)
+    receiving = dist.irecv(torch.empty_like(tensor), left)
+    sending.wait()
+    return receiving
+
+
+def _destroys(tensor):
+    result = _with(_right)(tensor)
+    dist.destroy_process_group()
+    return result
+
+
+def _fails_on_last_rank(tensor):
+    if dist.get_rank() == 3:
+        raise ZeroDivisionError("no rank three")
+    return _with(_right)(tensor)
+
+
+def _ends_on_last_rank(tensor):
+    if dist.get_rank() == 3:
+        os._exit(3)
+    return _with(_right)(tensor)
+
+
+def _fails_alone(tensor):
+    if dist.get_world_size() == 1:
+        raise ValueError("what now?")
+    return _with(_right)(tensor)
+
+
+def _early(tensor):
+    return tensor if dist.get_rank() == 0 else _with(_right)(tensor)
+
+
+def _endless(tensor):
+    result = _with(_right)(tensor)
+    while dist.get_rank() == 1:
+        pass
+    return result
 
 
 def _returns_own(tensor):
@@ -221,6 +277,10 @@ WRONG = {
     "two_ranks_only": _pairs,
     "fails_alone": _alone,
     "sends_too_much": _to_all,
+    "wrong_tag": _with(_tag_is_rank),
+    "ends_do_not_meet": _with(_even_ranks_the_other_way),
+    "returns_handle": _returns_handle,
+    "destroys_group": _destroys,
 }
 AGAIN = [  # the same mistakes in other words
     ("sends_first", _with(_waits_for_send)),
@@ -229,11 +289,16 @@ AGAIN = [  # the same mistakes in other words
     ("modifies_input", _scribbles),
     ("sends_too_much", _long_way),
 ]
-UNNAMED = {
-    "zeros": torch.zeros_like,
-    "text": lambda tensor: "done",
-    "crashes": lambda tensor: tensor.no_such_thing,
+UNNAMED = {  # each with a text that its verdict holds, and then texts that would be false
+    "zeros": (torch.zeros_like, "must be", "2 ranks only"),
+    "text": (lambda tensor: "done", "returned a value of type str instead of a tensor"),
+    "crashes": (lambda tensor: tensor.no_such_thing, "raised AttributeError", "copy of the tensor"),
+    "last rank raises": (_fails_on_last_rank, "rank 3 raised ZeroDivisionError: no rank three", "ring is closed"),
+    "last rank ends": (_ends_on_last_rank, "rank 3 left with exit code 3", "ring is closed"),
+    "raises alone": (_fails_alone, "1 rank, ", "cannot send to itself"),
+    "returns early": (_early, "but rank 0 has finished this call without", "circle", "in_rank.py"),
 }
+ENDLESS = _endless  # on rank 1
 
 
 def _batched(tensor, right, buffer, left):
@@ -288,7 +353,16 @@ def _named_arguments(tensor):
     return received
 
 
+def _world_from_environment(tensor):
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    received = tensor.clone()
+    if size > 1:
+        _right(tensor, (rank + 1) % size, received, (rank - 1) % size)
+    return received
+
+
 RIGHT = {
+    "WORLD_SIZE and RANK": _world_from_environment,
     "as the solution": _with(_right),
     "batch_isend_irecv": _with(_batched),
     "odd and even": _with(_odd_and_even),

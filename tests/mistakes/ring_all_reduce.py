@@ -1,5 +1,6 @@
 """Wrong and right answers to exercise 03. The name of a wrong answer is the verdict that it must get."""
 
+import os
 import time
 
 import torch
@@ -89,6 +90,136 @@ def _no_modulo(tensor, op="sum"):
     chunks = list(torch.tensor_split(tensor, n))
     if n > 1:
         _swap(chunks[r], r + 1, torch.empty_like(chunks[r - 1]), r - 1)
+
+
+def _shifted_tags(out, right, into, left):
+    sending = dist.isend(out, right, tag=dist.get_rank())
+    dist.recv(into, left, tag=dist.get_rank())
+    sending.wait()
+
+
+def _even_ranks_the_other_way(out, right, into, left):
+    _swap(out, *((right, into, left) if dist.get_rank() % 2 else (left, into, right)))
+
+
+def _first_half(add):
+    """A reduce-scatter that combines by add(chunks, i, arrived); the all-gather is right."""
+
+    def answer(tensor, op="sum"):
+        r, n, right, left = _me()
+        chunks = list(torch.tensor_split(tensor, n))
+        for s in range(n - 1):
+            buffer = torch.empty_like(chunks[(r - s - 1) % n])
+            _swap(chunks[(r - s) % n], right, buffer, left)
+            add(chunks, (r - s - 1) % n, buffer)
+        for s in range(n - 1):
+            _swap(chunks[(r + 1 - s) % n], right, chunks[(r - s) % n], left)
+        if op == "mean":
+            tensor /= n
+
+    return answer
+
+
+def _rebinds_a_chunk(chunks, i, arrived):
+    chunks[i] = chunks[i] + arrived
+
+
+def _rebinds_a_name(chunks, i, arrived):
+    mine = chunks[i]
+    mine = mine + arrived
+
+
+def _rebinds_in_all_gather(tensor, op="sum"):
+    r, n, right, left = _me()
+    chunks = list(torch.tensor_split(tensor, n))
+    for s in range(n - 1):
+        buffer = torch.empty_like(chunks[(r - s - 1) % n])
+        _swap(chunks[(r - s) % n], right, buffer, left)
+        chunks[(r - s - 1) % n] += buffer
+    for s in range(n - 1):
+        buffer = torch.empty_like(chunks[(r - s) % n])
+        _swap(chunks[(r + 1 - s) % n], right, buffer, left)
+        chunks[(r - s) % n] = buffer
+
+
+def _only_first_phase(tensor, op="sum"):
+    _ring(steps=(-1, -dist.get_world_size()))(tensor, op)
+
+
+def _forgets_its_copy(tensor, op="sum"):
+    _ring()(tensor.clone(), op)
+
+
+def _divides_in_each_step(tensor, op="sum"):
+    n = dist.get_world_size()
+
+    def add(chunks, i, arrived):
+        chunks[i] += arrived
+        if op == "mean":
+            chunks[i] /= n
+
+    _first_half(add)(tensor, "sum")
+
+
+def _divides_a_new_tensor(tensor, op="sum"):
+    _ring()(tensor, "sum")
+    if op == "mean":
+        tensor = tensor / dist.get_world_size()
+
+
+def _rounds_the_mean(tensor, op="sum"):
+    _ring()(tensor, "sum")
+    if op == "mean":
+        tensor.copy_(tensor // dist.get_world_size())
+
+
+def _in_float32(tensor, op="sum"):
+    copy = tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
+    _ring()(copy, op)
+    tensor.copy_(copy)
+
+
+def _padded_with_float32(tensor, op="sum"):
+    n = dist.get_world_size()
+    room = torch.zeros(-(-len(tensor) // n) * n)
+    room[: len(tensor)] = tensor
+    _ring()(room, op)
+    tensor[:] = room[: len(tensor)]
+
+
+def _in_half(tensor, op="sum"):
+    copy = tensor.half()
+    _ring()(copy, op)
+    tensor.copy_(copy)
+
+
+def _destroys(tensor, op="sum"):
+    _ring()(tensor, op)
+    dist.destroy_process_group()
+
+
+def _fails_on_rank_2(tensor, op="sum"):
+    if dist.get_rank() == 2:
+        raise ValueError("no rank two")
+    _ring()(tensor, op)
+
+
+def _fails_but_for_two(tensor, op="sum"):
+    if dist.get_world_size() > 2:
+        return [][dist.get_rank()]
+    return _ring()(tensor, op)
+
+
+def _early(tensor, op="sum"):
+    if dist.get_rank():
+        _ring()(tensor, op)
+
+
+def _third_call_wrong(tensor, op="sum"):
+    _LOST.append(None)
+    _ring()(tensor, op)
+    if _LOST.count(None) > 3 and len(tensor):
+        tensor[0] += 1
 
 
 def _returns_a_copy(tensor, op="sum"):
@@ -354,6 +485,16 @@ WRONG = {
     "power_of_two_only": _partner,
     "loses_integers": _through_floats,
     "fails_alone": _fails_alone,
+    "wrong_tag": _ring(swap=_shifted_tags),
+    "ends_do_not_meet": _ring(swap=_even_ranks_the_other_way),
+    "makes_new_tensors": _first_half(_rebinds_a_chunk),
+    "only_reduce_scatter": _only_first_phase,
+    "copy_not_copied_back": _forgets_its_copy,
+    "wrong_divisor": _ring(divide=lambda tensor, op, n: tensor.div_(2) if op == "mean" else None),
+    "divides_each_step": _divides_in_each_step,
+    "wrong_mean": _rounds_the_mean,
+    "loses_precision": _in_float32,
+    "destroys_group": _destroys,
 }
 AGAIN = [  # the same mistakes in other words
     ("sends_first", _ring(swap=_waits_for_send_first)),
@@ -368,8 +509,22 @@ AGAIN = [  # the same mistakes in other words
     ("off_by_one_step", _ring(steps=(-2, -2))),
     ("buffer_in_flight", _in_and_out_of_one_buffer),
     ("different_order", _mean_in_two_ways),
+    ("makes_new_tensors", _first_half(_rebinds_a_name)),
+    ("makes_new_tensors", _rebinds_in_all_gather),
+    ("wrong_divisor", _ring(divide=lambda tensor, op, n: tensor.div_(4) if op == "mean" else None)),
+    ("forgets_average", _divides_a_new_tensor),
+    ("loses_precision", _padded_with_float32),
+    ("loses_precision", _in_half),
 ]
-UNNAMED = {"along a chain": _along_a_chain, "raises": _leaves_out, "does nothing": lambda tensor, op="sum": None}
+UNNAMED = {  # each with a text that its verdict holds, and then texts that would be false
+    "along a chain": (_along_a_chain, "the ring needs 2(N-1)/N"),
+    "does nothing": (lambda tensor, op="sum": None, "must be", "copy", "2 ranks only"),
+    "raises": (_leaves_out, "raised TypeError: _leaves_out() missing"),
+    "one rank raises": (_fails_on_rank_2, "rank 2 raised ValueError: no rank two", "2 ranks only", "Rank"),
+    "all raise, but for two ranks": (_fails_but_for_two, "raised IndexError", "2 ranks only", "torch.chunk"),
+    "returns early": (_early, "but rank 0 has finished this call without", "circle", "in_rank.py"),
+    "wrong from some call on": (_third_call_wrong, "must be", "2 ranks only", "power of two", "digits"),
+}
 
 
 def _batched(out, right, into, left):
@@ -472,6 +627,12 @@ def _padded(tensor, op="sum"):
     tensor.copy_(room[: len(tensor)])
 
 
+def _world_from_environment(tensor, op="sum"):
+    r, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    assert (r, n) == (dist.get_rank(), dist.get_world_size())
+    _ring()(tensor, op)
+
+
 def _skips_empty(out, right, into, left):
     handles = [dist.isend(out, right)] if out.numel() else []
     handles += [dist.irecv(into, left)] if into.numel() else []
@@ -490,5 +651,6 @@ RIGHT = {
     "blocking, odd and even": _ring(swap=_odd_and_even),
     "padded": _padded,
     "no empty messages": _ring(swap=_skips_empty),
+    "WORLD_SIZE and RANK": _world_from_environment,
     "divides first": _ring(divide=lambda tensor, op, n: tensor.mul_(1 / n) if op == "mean" else None),
 }

@@ -4,9 +4,25 @@ import random
 
 import torch
 
-from course_lib.check.findings import ended_badly, first_difference, handles, number_text, ready_made, shape_text
-from course_lib.check.group import Evidence, GroupCase, GroupSpec, RankAnswer, Wrong
-from course_lib.check.known import COMMON_FIRST, COMMON_HANDLES, COMMON_HANGS, buffer_dtype, known, right_worlds
+from course_lib.check.findings import (
+    destroyed,
+    ended_badly,
+    first_difference,
+    handles,
+    ready_made,
+    shape_text,
+    told_apart,
+)
+from course_lib.check.group import HANDLE, KINDS, Evidence, GroupCase, GroupSpec, RankAnswer, Wrong
+from course_lib.check.known import (
+    COMMON_FIRST,
+    COMMON_HANDLES,
+    COMMON_HANGS,
+    buffer_dtype,
+    known,
+    right_and_wrong,
+    right_worlds,
+)
 
 WORLDS = (4, 3, 2, 1)
 LARGE = 100_000  # elements
@@ -55,14 +71,14 @@ def values(e: Evidence) -> Wrong | None:
         for rank, (answer, want) in enumerate(zip(e.answers[number], case.expected, strict=True)):
             got, left = result(answer), (rank - 1) % case.world
             if got is None:
-                what = f"rank {rank} returned a value of type {answer.returned}"
-                return Wrong("values", f"{case.story}: {what} instead of a tensor.", number)
+                thing = f"a {HANDLE}" if answer.returned == HANDLE else f"a value of type {answer.returned}"
+                return Wrong("values", f"{case.story}: rank {rank} returned {thing} instead of a tensor.", number)
             if (got.shape, got.dtype) != (want.shape, want.dtype):
                 what = f"the tensor of rank {left} is {_kind(want)}, rank {rank} returned {_kind(got)}"
                 return Wrong("values", f"{case.story}: {what}.", number)
             exact = want.double() if want.is_floating_point() else want
             if not _same(got, want) and (at := first_difference(got, exact, 0.0)) is not None:
-                found, right = (number_text(t.flatten()[at].item()) for t in (got, want))
+                found, right = told_apart(*(t.flatten()[at].item() for t in (got, want)))
                 what = f"element {at} on rank {rank} must be {right}, from rank {left}, and is {found}"
                 return Wrong("values", f"{case.story}: {what}.", number)
     return None
@@ -100,7 +116,7 @@ def traffic(e: Evidence) -> Wrong | None:
 
 def compare(e: Evidence) -> Wrong | None:
     """None when all is right; else what is wrong, the most telling first."""
-    for look in (ready_made, values, handles, ended_badly, untouched, traffic):
+    for look in (ready_made, destroyed, values, handles, ended_badly, untouched, traffic):
         if wrong := look(e):
             return wrong
     return None
@@ -120,6 +136,12 @@ def _everywhere(e: Evidence, wrong: Wrong, from_whom) -> bool:
 def returns_nothing(e: Evidence, wrong: Wrong) -> str | None:
     if any(a and a.returned == "None" for a in e.answers[wrong.case]):
         return "Return the tensor that was received."
+    return None
+
+
+def returns_handle(e: Evidence, wrong: Wrong) -> str | None:
+    if any(a and a.returned == HANDLE for a in e.answers[wrong.case]):
+        return "isend and irecv return a handle. Call its wait(), then return the buffer into which irecv received."
     return None
 
 
@@ -181,14 +203,17 @@ def _changed(e: Evidence, number: int) -> bool:
 
 def fails_alone(e: Evidence, wrong: Wrong) -> str | None:
     worlds = right_worlds(e, _values_wrong)
+    to_itself = any(m.peer == m.rank for m in e.messages.get(wrong.case, ()))
+    if wrong.kind == "raised" and not to_itself:
+        return None
     if worlds.get(1) is False and all(right for world, right in worlds.items() if world > 1):
         return "One rank is its own neighbour, and cannot send to itself: then the answer is a copy of the tensor."
     return None
 
 
 def two_ranks_only(e: Evidence, wrong: Wrong) -> str | None:
-    worlds = right_worlds(e, _values_wrong)
-    if worlds.get(2) and not any(right for world, right in worlds.items() if world > 2):
+    right, bad = right_and_wrong(e, _values_wrong, lambda case: case.inputs[0].numel() > 0)
+    if right == {2} and 4 in bad:
         return (
             "It works for 2 ranks only, where left and right neighbour are the same rank. With more, what goes to "
             "(rank + 1) % world_size does not come back from there."
@@ -208,15 +233,15 @@ def sends_too_much(e: Evidence, wrong: Wrong) -> str | None:
 MISTAKES = (
     *COMMON_FIRST,
     *known(modifies_input, kinds=("input", "values")),
-    *known(buffer_dtype),
-    *known(returns_nothing, kinds=("values",)),
-    *known(wrong_neighbour, kinds=("ended",)),
-    *known(open_chain, kinds=("values", "ended")),
+    *known(buffer_dtype, kinds=KINDS),
+    *known(returns_nothing, returns_handle, kinds=("values",)),
+    *known(wrong_neighbour, kinds=("hangs",)),
+    *known(open_chain, kinds=("values", "hangs")),
     *COMMON_HANDLES,
     *COMMON_HANGS,
-    *known(fails_alone),
+    *known(fails_alone, kinds=KINDS),
     *known(wrong_direction, returns_own, wrong_shape, kinds=("values",)),
-    *known(two_ranks_only),
+    *known(two_ranks_only, kinds=("values", "hangs")),
     *known(sends_too_much, kinds=("traffic",)),
 )
 

@@ -5,12 +5,13 @@ import random
 import torch
 
 from course_lib.check.findings import (
+    destroyed,
     ended_badly,
     first_difference,
     handles,
-    number_text,
     ready_made,
     shape_text,
+    told_apart,
     tolerance,
 )
 from course_lib.check.group import Evidence, GroupCase, GroupSpec, Wrong
@@ -73,7 +74,7 @@ def values(e: Evidence) -> Wrong | None:
                 return Wrong("values", text, number)
             at = first_difference(answer.after, want, allowed)
             if at is not None:
-                got, right = number_text(answer.after.flatten()[at].item()), number_text(want.flatten()[at].item())
+                got, right = told_apart(answer.after.flatten()[at].item(), want.flatten()[at].item())
                 text = f"{case.story}: on rank {rank}, element {at} must be {right}, and is {got}."
                 return Wrong("values", text, number, ring_trace.first_wrong(e))
     return None
@@ -140,7 +141,7 @@ def small_messages(e: Evidence) -> Wrong | None:
 
 def compare(e: Evidence) -> Wrong | None:
     """None when all is right; else what is wrong, the most telling first."""
-    for look in (ready_made, values, handles, ended_badly, bits, peers, traffic, small_messages):
+    for look in (ready_made, destroyed, values, handles, ended_badly, bits, peers, traffic, small_messages):
         if wrong := look(e):
             return wrong
     return None

@@ -1,7 +1,9 @@
 """The usual mistakes in a ring all-reduce, each with the sentence that names it."""
 
+import torch
+
 from course_lib.check.findings import errors, first_difference, tolerance
-from course_lib.check.group import Evidence, Wrong
+from course_lib.check.group import KINDS, Evidence, GroupCase, Wrong
 from course_lib.check.known import (
     COMMON_FIRST,
     COMMON_HANDLES,
@@ -9,7 +11,20 @@ from course_lib.check.known import (
     buffer_dtype,
     known,
     mismatched,
+    right_and_wrong,
     right_worlds,
+)
+from course_lib.check.specs.ring_copies import copy_not_copied_back, makes_new_tensors, only_reduce_scatter
+from course_lib.check.specs.ring_numbers import (
+    averages_sums,
+    averages_twice,
+    divides_each_step,
+    forgets_average,
+    loses_integers,
+    loses_precision,
+    values_wrong,
+    wrong_divisor,
+    wrong_mean,
 )
 from course_lib.check.specs.ring_steps import (
     adds_in_second_phase,
@@ -44,7 +59,7 @@ def wrong_neighbour(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def no_op(e: Evidence, wrong: Wrong) -> str | None:
-    if any(a.error == "TypeError" and "'op'" in a.error_text for _, a in errors(e)):
+    if any(a.error == "TypeError" and "unexpected keyword argument 'op'" in a.error_text for _, a in errors(e)):
         return 'The function takes two arguments: ring_all_reduce(tensor, op="sum").'
     return None
 
@@ -65,10 +80,13 @@ def chunk_size_of_rank_0(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def fewer_chunks(e: Evidence, wrong: Wrong) -> str | None:
-    if any(a.error == "IndexError" for _, a in errors(e)) and e.cases[wrong.case].inputs[0].numel():
+    case = e.cases[wrong.case]
+    count = len(torch.chunk(case.inputs[0], case.world))
+    if any(a.error == "IndexError" for _, a in errors(e)) and count < case.world:
         return (
-            "torch.chunk(5 elements, 4) gives three chunks, of 2, 2 and 1; torch.tensor_split gives always as many as "
-            "you ask for, and some of them may be empty."
+            f"If you cut by torch.chunk: of {case.inputs[0].numel()} elements it makes {count} chunks, when "
+            f"{case.world} are asked for. torch.tensor_split gives always as many as you ask for, and some of them "
+            "may be empty."
         )
     return None
 
@@ -89,37 +107,6 @@ def not_in_place(e: Evidence, wrong: Wrong) -> str | None:
     )
 
 
-def _scaled(factor):
-    """Whether the values of a wrong case are `factor(N)` times what is right, on all ranks."""
-
-    def fits(e: Evidence, number: int) -> bool:
-        case = e.cases[number]
-        want = case.expected[0] * factor(case.world)
-        return case.world > 1 and e.complete(number) and case.inputs[0].is_floating_point() and all(
-            first_difference(a.after, want, tolerance(case)) is None for a in e.answers[number]
-        )  # fmt: skip
-
-    return fits
-
-
-def forgets_average(e: Evidence, wrong: Wrong) -> str | None:
-    if e.cases[wrong.case].options.get("op") == "mean" and _scaled(lambda n: n)(e, wrong.case):
-        return 'That is the sum. With op="mean", divide by the number of ranks, once, at the end.'
-    return None
-
-
-def averages_twice(e: Evidence, wrong: Wrong) -> str | None:
-    if e.cases[wrong.case].options.get("op") == "mean" and _scaled(lambda n: 1 / n)(e, wrong.case):
-        return "That is the mean, divided by the number of ranks once more. Divide in one place only."
-    return None
-
-
-def averages_sums(e: Evidence, wrong: Wrong) -> str | None:
-    if e.cases[wrong.case].options.get("op") != "mean" and _scaled(lambda n: 1 / n)(e, wrong.case):
-        return 'That is the mean. Divide only when op is "mean"; the default is op="sum".'
-    return None
-
-
 def forgets_remainder(e: Evidence, wrong: Wrong) -> str | None:
     case = e.cases[wrong.case]
     whole = case.inputs[0].numel() // case.world * case.world
@@ -136,40 +123,35 @@ def forgets_remainder(e: Evidence, wrong: Wrong) -> str | None:
     )
 
 
-def loses_integers(e: Evidence, wrong: Wrong) -> str | None:
-    if e.cases[wrong.case].inputs[0].is_floating_point():
-        return None
-    return (
-        "Floats were right, large int64 numbers are not: somewhere they pass through a float, which has too few "
-        "digits. Buffers take the dtype of the tensor (torch.empty_like), and `/` makes floats."
-    )
-
-
-def _values_wrong(e: Evidence, number: int) -> bool:
-    case = e.cases[number]
-    return any(
-        a.after.shape != want.shape or first_difference(a.after, want, tolerance(case)) is not None
-        for a, want in zip(e.answers[number], case.expected, strict=True)
-    )
-
-
 def fails_alone(e: Evidence, wrong: Wrong) -> str | None:
-    worlds = right_worlds(e, _values_wrong)
+    worlds = right_worlds(e, values_wrong)
+    to_itself = any(m.peer == m.rank for m in e.messages.get(wrong.case, ()))
+    if wrong.kind == "raised" and not to_itself:
+        return None
     if worlds.get(1) is False and all(right for world, right in worlds.items() if world > 1):
         return "One rank has no neighbours: then there is nothing to send, and the tensor is the result already."
     return None
 
 
+def _plain_sum(case: GroupCase) -> bool:
+    """What counts for a verdict on a number of ranks: neither the division nor another dtype is at work."""
+    shape = case.inputs[0]
+    return case.options.get("op") != "mean" and shape.dtype == torch.float32 and shape.numel() >= case.world
+
+
 def power_of_two_only(e: Evidence, wrong: Wrong) -> str | None:
-    worlds = right_worlds(e, _values_wrong)
-    if worlds.get(4) and worlds.get(3) is False:
-        return "It works for 4 ranks and not for 3: something takes for granted that the number is a power of two."
+    right, bad = right_and_wrong(e, values_wrong, _plain_sum)
+    if (right, bad) == ({2, 4}, {3}):
+        return (
+            "It works for 2 and for 4 ranks and not for 3: something takes for granted that the number is a power of "
+            "two."
+        )
     return None
 
 
 def two_ranks_only(e: Evidence, wrong: Wrong) -> str | None:
-    worlds = right_worlds(e, _values_wrong)
-    if worlds.get(2) and not any(right for world, right in worlds.items() if world > 2):
+    right, bad = right_and_wrong(e, values_wrong, _plain_sum)
+    if right == {2} and 4 in bad:
         return (
             "It works for 2 ranks only, where right and left neighbour are the same rank and each phase has one step. "
             "With N ranks each phase has N - 1 steps, and in each step another chunk moves on."
@@ -231,19 +213,22 @@ def one_message_per_element(e: Evidence, wrong: Wrong) -> str | None:
 
 MISTAKES = (
     *COMMON_FIRST,
-    *known(no_op, buffer_dtype, chunk_size_of_rank_0, fewer_chunks),
-    *known(wrong_neighbour, kinds=("ended", "values")),
+    *known(no_op, buffer_dtype, chunk_size_of_rank_0, fewer_chunks, kinds=KINDS),
+    *known(loses_precision, loses_integers, kinds=("values",)),
+    *known(wrong_neighbour, kinds=("hangs", "values")),
     *COMMON_HANDLES,
     *COMMON_HANGS,
-    *known(off_by_one_step, fails_alone),
-    *known(not_in_place, forgets_average, averages_twice, averages_sums, forgets_remainder, kinds=("values",)),
-    *known(loses_integers, kinds=("values",)),
+    *known(only_reduce_scatter, kinds=("values",), detail=True),
+    *known(off_by_one_step, fails_alone, kinds=KINDS),
+    *known(not_in_place, copy_not_copied_back, forgets_average, averages_twice, averages_sums, kinds=("values",)),
+    *known(wrong_divisor, divides_each_step, wrong_mean, forgets_remainder, kinds=("values",)),
     *known(different_order, kinds=("bits",)),
     *known(through_one_rank, kinds=("values", "bits", "peers", "traffic")),
     *known(sends_whole_tensor, kinds=("traffic",)),
     *known(not_a_ring, kinds=("peers",)),
     *known(one_message_per_element, kinds=("small",)),
+    *known(makes_new_tensors, kinds=("values",), detail=True),
     *known(replaces_instead_of_adds, wrong_chunk_reduce_scatter, wrong_chunk_all_gather, adds_in_second_phase,
          kinds=("values",), detail=True),
-    *known(power_of_two_only, two_ranks_only, detail=True),
+    *known(power_of_two_only, two_ranks_only, kinds=("values", "hangs"), detail=True),
 )  # fmt: skip

@@ -66,9 +66,9 @@ class Trace:
     poisoned: list[tuple[int, int]]  # (rank, chunk) that hold NaN
 
     @property
-    def whole_chunks(self) -> bool:
-        """Every message is one chunk, so that messages are steps."""
-        return all(step.chunk is not None for steps in (*self.sends, *self.receives) for step in steps)
+    def whole_chunks_sent(self) -> bool:
+        """Every send is one chunk."""
+        return all(step.chunk is not None for steps in self.sends for step in steps)
 
     def right(self, chunk: int) -> Content:
         """What a finished chunk holds."""
