@@ -70,7 +70,7 @@ def ends_do_not_meet(e: Evidence, wrong: Wrong) -> str | None:
     found = re.search(r"rank (\d+) waits for rank (\d+), but rank \2 sends to rank", wrong.text)
     if found and e.cases[wrong.case].world > 2:
         return (
-            "Every rank sends to the right, (rank + 1) % world_size, and receives from the left, "
+            "Let every rank send to the right, (rank + 1) % world_size, and receive from the left, "
             "(rank - 1) % world_size: then each message has its receiver."
         )
     return None

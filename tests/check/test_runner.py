@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from course_lib import check
 from course_lib.check import plain
+from course_lib.check.findings import told_apart
 from course_lib.check.group import Evidence, GroupCase
 from course_lib.check.together import collect
 
@@ -79,6 +80,14 @@ def test_a_deadlock_tells_who_waits_and_who_is_done():
     assert e.broken[0].deadlock
     assert "rank 0: has finished this call" in e.broken[0].text
     assert "rank 1: waits in recv from rank 0 (test_runner.py, line " in e.broken[0].text
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [((1.5, 2.5), ["1.5", "2.5"]), ((1 / 3, 1 / 3 + 1e-8), ["0.333333333", "0.333333343"]), ((2**60, 3), None)],
+)
+def test_numbers_that_differ_are_told_apart(values, told):
+    assert told_apart(*values) == (told or [str(value) for value in values])
 
 
 def leaves_one_open(tensor):

@@ -72,9 +72,9 @@ def _sum_elsewhere(world: int, answer: RankAnswer) -> str | None:
         held = content(event.state[chunk * LENGTH], world)
         if held != inside:
             return (
-                f"Rank {event.rank} sent {in_words(inside, chunk)} as chunk {chunk}, but not from `tensor`, where "
-                f"chunk {chunk} held {in_words(held, chunk)}. `chunks[i] = chunks[i] + x` and `chunks[i] = x` put "
-                "another tensor into the list; `chunks[i] += x` and `chunks[i].copy_(x)` write into this one."
+                f"Rank {event.rank} sent a chunk {chunk} with {in_words(inside, chunk)} in it, but not from `tensor`: "
+                f"there chunk {chunk} held {in_words(held, chunk)}. `chunks[i] = chunks[i] + x` and `chunks[i] = x` "
+                "put another tensor into the list; `chunks[i] += x` and `chunks[i].copy_(x)` write into this one."
             )
     return None
 
