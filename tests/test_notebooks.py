@@ -245,8 +245,13 @@ def split(text: str) -> tuple[list[str], list[str]]:
 # Every lesson and every solution runs, top to bottom.
 
 
+BROWSER = any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
+IN_THE_BROWSER = {"00_start_here"} if BROWSER else set()  # tests/journeys/test_browser.py runs it, so not here again
+
+
 def runnable() -> list[str]:
     lessons = [f"notebooks/{path.stem}.ipynb" for path in sorted((ROOT / "source/lessons").glob("*.py"))]
+    lessons = [name for name in lessons if Path(name).stem not in IN_THE_BROWSER]
     exercises = [path.stem for path in sorted((ROOT / "source/exercises").glob("*.py"))]
     return lessons + [f"solutions/{name}/{name}.ipynb" for name in exercises]
 

@@ -63,18 +63,13 @@ def ring_all_reduce(tensor, op="sum"):
 # %% [markdown]
 # ## See it run
 #
-# `show.tracked` calls your function with numbers that remember which ranks they come from. If it stops in a
-# deadlock, the lines below say where each rank waits.
+# `show.tracked` calls your function with numbers that remember which ranks they come from, and `show.ring` draws that
+# run: a row for each rank, a box for each chunk, a stripe for each rank in the sum. Step through it with the arrow
+# keys. After step 3 each rank must have one finished chunk, after step 6 all four. (If it stops in a deadlock, the
+# lines below say where each rank waits.)
 
 # %% tags=["show"]
 r = run(show.tracked(ring_all_reduce), ranks=4)
-print(r)
-
-# %% [markdown]
-# The picture of that run: a row for each rank, a box for each chunk, a stripe for each rank in the sum. Step through
-# it with the arrow keys. After step 3 each rank must have one finished chunk, after step 6 all four.
-
-# %% tags=["show"]
 show.ring(r)
 
 # %% [markdown]

@@ -51,9 +51,8 @@ def test_an_endless_loop_costs_the_time_limit_once(monkeypatch):
 
 @pytest.mark.parametrize("name", mistakes.RIGHT)
 def test_right_answers_pass(name):
-    for seed in range(2):
-        verdict = judge(SPEC, mistakes.RIGHT[name], seed)
-        assert verdict.points == 5 and "The checks passed: 5 points." in repr(verdict)
+    verdict = judge(SPEC, mistakes.RIGHT[name], seed=len(name))  # another seed for each, and the same in each run
+    assert verdict.points == 5 and "The checks passed: 5 points." in repr(verdict)
 
 
 def test_every_named_mistake_has_an_example():

@@ -60,9 +60,8 @@ def test_other_wrong_answers_are_told_without_a_false_theory(name):
 
 @pytest.mark.parametrize("name", mistakes.RIGHT)
 def test_right_answers_pass(name):
-    for seed in range(2):
-        verdict = judge(SPEC, mistakes.RIGHT[name], seed)
-        assert verdict.points == 10 and "The checks passed: 10 points." in repr(verdict)
+    verdict = judge(SPEC, mistakes.RIGHT[name], seed=len(name))  # another seed for each, and the same in each run
+    assert verdict.points == 10 and "The checks passed: 10 points." in repr(verdict)
 
 
 def test_every_named_mistake_has_an_example():
