@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TAG = "COURSE_TEST_RUN"  # in the environment of every process that a test starts
 BEFORE = pytest.StashKey[str]()
+ALONE = "test_runs_without_an_error_and_leaves_no_process["  # of test_notebooks.py: one for each notebook
 
 
 @pytest.fixture(scope="session")
@@ -37,12 +38,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file on one worker, where its fixtures are warm, and start with the files that take long."""
+    """Start with the files that take long."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
-    for item in items:
-        if not item.get_closest_marker("spread") and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(ROOT).as_posix()))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Keep a file on one worker, where its fixtures are warm; notebooks share nothing, so any worker takes one.
+
+    (xdist's own --dist loadgroup does not group: version 3.8 renames tests in a way that pytest 9.2 does not see.)
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file, _, name = nodeid.partition("::")
+            return nodeid if name.startswith(ALONE) else file
+
+    return ByFile(config, log)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

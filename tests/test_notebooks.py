@@ -257,7 +257,6 @@ def runnable() -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.spread
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", runnable())
 def test_runs_without_an_error_and_leaves_no_process(built, name: str, processes_with):
