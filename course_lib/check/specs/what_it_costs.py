@@ -6,6 +6,7 @@ The oracle adds up messages step by step, as the algorithms send them; it uses n
 import random
 from collections.abc import Sequence
 
+from course_lib.check.findings import told_apart
 from course_lib.check.spec import Answer, Case, Spec
 from course_lib.check.specs.what_it_costs_mistakes import CHOICES, FORMULAS, close
 
@@ -75,8 +76,8 @@ def compare(case: Case, answer: Answer) -> str | None:
     if isinstance(answer.value, bool) or not isinstance(answer.value, int | float):
         return f"seconds were expected, a float; the function returned {_shown(answer.value)}."
     if not close(answer.value, case.expected):
-        digits = next((d for d in range(6, 17) if f"{case.expected:.{d}g}" != f"{answer.value:.{d}g}"), 17)
-        return f"{case.expected:.{digits}g} s was expected, the function returned {answer.value:.{digits}g}."
+        got, want = told_apart(answer.value, case.expected)
+        return f"{want} s was expected, the function returned {got}."
     return None
 
 
