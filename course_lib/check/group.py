@@ -24,6 +24,11 @@ KINDS = (
 )  # fmt: skip
 
 
+# In the rank: drive(what the learner wrote, input tensor, **options) -> (facts, tensors). A function of this package,
+# at the top of its module, that calls the learner's code as a training loop would and notes what came of it.
+Drive = Callable[..., tuple[dict[str, Any], dict[str, torch.Tensor]]]
+
+
 @dataclass(frozen=True)
 class GroupCase:
     """One call of the learner's function on each of `world` ranks at the same time."""
@@ -35,6 +40,7 @@ class GroupCase:
     options: dict[str, Any] = field(default_factory=dict)  # keyword arguments
     traced: bool = False  # record each call with its payload; receive buffers are filled with NaN until data comes
     late: int | None = None  # this rank begins a moment after the others, as a slow one would
+    drive: "Drive | None" = None  # how a rank uses what the learner wrote; None: it calls it with its input tensor
 
     @property
     def world(self) -> int:
@@ -54,6 +60,8 @@ class RankAnswer:
     touched: tuple[int, ...] = ()  # of a traced case: sends whose tensor changed before their wait()
     events: tuple[Event, ...] = ()  # of a traced case
     destroyed: bool = False  # the process group was gone when the function had returned
+    facts: dict[str, Any] = field(default_factory=dict)  # of a driven case: what JSON can say of it
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # of a driven case: gradients, weights, ...
     error: str = ""  # the type of the exception that it raised
     error_text: str = ""
     error_at: str = ""  # "Cell In[3], line 5"

@@ -26,15 +26,19 @@ FENCE = Path(__file__).name  # the barriers called in this file separate the cas
 
 
 def take_part(fn, script: list[tuple], folder: str, cells: dict[str, str]) -> None:
-    """`script`: for each case (number, inputs, options, traced, late), see GroupCase."""
-    for number, inputs, options, traced, late in script:
+    """`script`: for each case (number, inputs, options, traced, late, drive), see GroupCase."""
+    for number, inputs, options, traced, late, drive in script:
         if len(inputs) < dist.get_world_size() and not _shrink(len(inputs), number, folder):
             return
         rank = dist.get_rank()
         dist.barrier()
         if rank == late:
             time.sleep(LATE)
-        _answer(fn, inputs[rank], options, traced, Path(folder, f"case_{number}_rank_{rank}"), cells)
+        path = Path(folder, f"case_{number}_rank_{rank}")
+        if drive:
+            _drive(drive, fn, inputs[rank], options, path, cells)
+        else:
+            _answer(fn, inputs[rank], options, traced, path, cells)
     dist.barrier()
 
 
@@ -50,6 +54,22 @@ def _shrink(size: int, number: int, folder: str) -> bool:
     store = dist.FileStore(str(Path(folder, f"store_{number}")), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     return True
+
+
+def _drive(drive, fn, tensor: torch.Tensor, options: dict, path: Path, cells: dict[str, str]) -> None:
+    handles = Handles(compare=False)
+    observers.append(handles)
+    try:
+        facts, tensors = drive(fn, tensor, **options)
+    except BaseException as error:
+        plain.write(path, _error(error, cells), {"after": tensor})
+        raise
+    finally:
+        observers.remove(handles)
+    told = {"facts": facts, "open": handles.open, "destroyed": not dist.is_initialized()}
+    plain.write(path, told, {"after": tensor, **{f".{name}": value for name, value in tensors.items()}})
+    if told["destroyed"] or handles.open:
+        raise Unfinished("the process group was destroyed, or messages were on their way at the end")
 
 
 def _answer(fn, tensor: torch.Tensor, options: dict, traced: bool, path: Path, cells: dict[str, str]) -> None:
@@ -90,7 +110,7 @@ def _error(error: BaseException, cells: dict[str, str]) -> dict[str, str]:
 
 
 def _hidden(file: str) -> bool:
-    return file.startswith((str(Path(torch.__file__).parent), str(Path(watch.__file__).parent)))
+    return file.startswith((str(Path(torch.__file__).parent), str(Path(watch.__file__).parents[1])))
 
 
 def _kind(value: object) -> str:

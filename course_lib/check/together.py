@@ -28,7 +28,8 @@ def collect(fn: Callable, evidence: Evidence, numbers: Iterable[int], seconds: f
     """
     chosen = list(numbers)
     cases = [evidence.cases[number] for number in chosen]
-    script = [(k, case.inputs, case.options, case.traced, case.late) for k, case in zip(chosen, cases, strict=True)]
+    fields = ((c.inputs, c.options, c.traced, c.late, c.drive) for c in cases)
+    script = [(k, *values) for k, values in zip(chosen, fields, strict=True)]
     folder = Path(tempfile.mkdtemp(prefix="check-", dir=scratch()))
     error = None
     try:
@@ -81,7 +82,8 @@ def _answer(path: Path) -> RankAnswer | None:
         facts, tensors = plain.read(path)
         facts["events"] = tuple(Event(**event) for event in facts.get("events", ()))
         facts |= {name: tuple(facts.get(name, ())) for name in ("open", "touched")}
-        return RankAnswer(**facts, **tensors)
+        named = {name[1:]: tensors.pop(name) for name in list(tensors) if name.startswith(".")}
+        return RankAnswer(**facts, **tensors, tensors=named)
     except (TypeError, ValueError) as problem:
         return RankAnswer(plain.NOTHING, error="ValueError", error_text=f"an unreadable answer: {problem}")
 
