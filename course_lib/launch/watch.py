@@ -45,7 +45,11 @@ passing: list[str] = [str(Path(torch.__file__).parent), str(Path(__file__).paren
 Observer = Callable[[str, str, int | None, torch.Tensor], None]
 observers: list[Observer] = []
 
+# The same for the collectives that work in place on one tensor.
+in_place: list[Observer] = []
+
 _OBSERVED = ("send", "recv", "isend", "irecv")
+_IN_PLACE = ("all_reduce", "broadcast", "reduce")
 
 
 class Watch:
@@ -103,6 +107,8 @@ class Watch:
             if self.inside:  # torch calls its own functions: count the outermost only
                 return original(*args, **kwargs)
             given = signature.bind(*args, **kwargs).arguments
+            if given.get("async_op", False) and sys._getframe(1).f_code.co_filename.startswith(passing[0]):
+                return original(*args, **kwargs)  # torch hands the Work on to C++ (Join does); `Hooks` notes the call
             where = self.where()
             row, peer = self.note(number, op, given, where)
             tell = self._teller(op, peer, given)
@@ -128,7 +134,7 @@ class Watch:
     @staticmethod
     def _teller(op: str, peer: int | None, given: dict) -> Callable[[str], None]:
         def tell(phase: str) -> None:
-            for observer in observers if op in _OBSERVED else ():
+            for observer in observers if op in _OBSERVED else in_place if op in _IN_PLACE else ():
                 observer(phase, op, peer, given["tensor"])
 
         return tell
