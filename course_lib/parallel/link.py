@@ -63,8 +63,8 @@ class OwnLink:
         """Sum or max over all ranks, in place."""
         self._communicator.all_reduce(tensor, op)
 
-    def start(self, tensor: torch.Tensor) -> Work:
-        """Begin a sum, in place. All ranks start the same ones in the same order."""
+    def start(self, tensor: torch.Tensor, op: str = "sum") -> "_Started":
+        """Begin a sum or a mean, in place. All ranks start the same ones in the same order."""
         if self._jobs is None:
             self._jobs = queue.SimpleQueue()
             # A daemon never keeps a rank alive; and when this link is gone, so is the thread.
@@ -73,7 +73,7 @@ class OwnLink:
             )
             self._thread.start()
             self._end = weakref.finalize(self, self._jobs.put, None)
-        sum_ = _Started(tensor)
+        sum_ = _Started(tensor, op)
         self._jobs.put(sum_)
         return sum_
 
@@ -97,10 +97,10 @@ class OwnLink:
 
 
 class _Started:
-    """A sum that the thread will make."""
+    """A sum that the thread will make. Its `future` belongs to whoever wants to be told instead of waiting."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor, self.future = tensor, Future()
+    def __init__(self, tensor: torch.Tensor, op: str) -> None:
+        self.tensor, self.op, self.future = tensor, op, Future()
 
     def wait(self) -> None:
         # Without a limit of its own: the transport has one, and its error says for whom it waited.
@@ -116,7 +116,7 @@ def _serve(jobs: queue.SimpleQueue, communicator: Communicator) -> None:
                 raise broken
             if job.tensor.is_cuda:
                 torch.cuda.set_device(job.tensor.device)  # the current device is each thread's own
-            communicator.all_reduce(job.tensor)
+            communicator.all_reduce(job.tensor, job.op)
         except Exception as error:  # noqa: BLE001 - wait() raises it where the caller can see it
             broken = error
             job.future.set_exception(error)

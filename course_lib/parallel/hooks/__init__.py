@@ -1,0 +1,44 @@
+"""Comm hooks: who averages a bucket of gradients instead of DDP's own all-reduce. docs/hooks.md compares them.
+
+DDP calls `hook(state, bucket)` when a bucket is full, on each rank in the same order, and waits at the end of backward
+for the future that it returns. Both arguments must have these names.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from course_lib.collectives import Communicator, TorchTransport
+from course_lib.collectives.shared import SharedTransport
+from course_lib.parallel.hooks.onebit import OneBit, onebit_hook
+from course_lib.parallel.hooks.own import own_hook
+from course_lib.parallel.hooks.powersgd import make_state, powersgd_hook
+from course_lib.parallel.link import OwnLink
+
+if TYPE_CHECKING:
+    from course_lib.parallel.ddp_options import DDPOptions
+
+__all__ = ["OneBit", "bf16_compress_hook", "fp16_compress_hook", "onebit_hook", "own_hook", "powersgd_hook", "register"]
+_PATIENCE = 60.0  # seconds that the course's transports wait for another rank, where no option says otherwise
+
+
+def register(model: DistributedDataParallel, options: "DDPOptions") -> None:
+    """Register the hook that `options.comm_hook` names. All ranks together; "none" is nothing to do."""
+    group, name = model.process_group, options.comm_hook
+    if name in ("fp16", "bf16"):
+        model.register_comm_hook(group, fp16_compress_hook if name == "fp16" else bf16_compress_hook)
+    elif name == "powersgd":
+        state = make_state(group, options.powersgd_rank, options.powersgd_start)
+        model.register_comm_hook(state, powersgd_hook)
+    elif name == "onebit":
+        model.register_comm_hook(OneBit(group), onebit_hook)
+    elif name in ("ring", "shared"):
+        model.register_comm_hook(OwnLink(Communicator(_transport(name, group, options))), own_hook)
+
+
+def _transport(name: str, group: dist.ProcessGroup, options: "DDPOptions") -> TorchTransport | SharedTransport:
+    if name == "ring":
+        return TorchTransport(group)  # it waits as long as the group does
+    return SharedTransport(group, timeout=options.timeout_s or _PATIENCE)
