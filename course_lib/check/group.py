@@ -17,7 +17,7 @@ from course_lib.launch import Message
 TALK = {"send", "recv", "isend", "irecv"}  # what learners build on
 HANDLE = "handle (Work)"  # the "type" of what isend and irecv return
 KINDS = (
-    "ready_made", "destroyed", "values", "handles", "bits", "input", "peers", "traffic", "small",
+    "ready_made", "destroyed", "start", "values", "handles", "bits", "input", "peers", "traffic", "small", "overlap",
     "hangs",  # nobody can go on
     "raised",  # the learner's code raised an exception
     "ended",  # a rank died, or the time was over
@@ -75,6 +75,7 @@ class Evidence:
     answers: dict[int, list[RankAnswer | None]] = field(default_factory=dict)
     messages: dict[int, list[Message]] = field(default_factory=dict)
     broken: dict[int, "Breakdown"] = field(default_factory=dict)  # the cases in which a run ended badly
+    zero: dict[int, float] = field(default_factory=dict)  # the time.monotonic() from which a case's messages count
 
     def calls(self, case: int, rank: int) -> list[Message]:
         """The sends and receives of a rank in a case, in order."""

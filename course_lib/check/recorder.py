@@ -4,7 +4,7 @@ import torch
 
 from course_lib.collectives.tracked import Recorder
 
-__all__ = ["Handles", "Recorder", "poison"]
+__all__ = ["Handles", "InFlight", "Recorder", "poison"]
 
 
 def poison(phase: str, op: str, peer: int | None, buffer: torch.Tensor) -> None:
@@ -46,3 +46,29 @@ class Handles:
 
 def _bits(tensor: torch.Tensor) -> bytes:
     return tensor.detach().contiguous().flatten().numpy().tobytes()  # NaN equals itself here
+
+
+class InFlight:
+    """Follows the collectives of a rank that work in place on one tensor: `course_lib.launch.watch.in_place`.
+
+    touched  those, numbered from 0, whose tensor the rank itself changed before their wait(). What is seen is the
+             tensor's version, which every operation in place raises, on the tensor or on a view, and no collective.
+    """
+
+    def __init__(self) -> None:
+        self.touched: list[int] = []
+        self._open: list[tuple[int, torch.Tensor, int]] = []
+        self._count = 0
+
+    def __call__(self, phase: str, op: str, peer: int | None, tensor: torch.Tensor) -> None:
+        if phase == "start":
+            self._open.append((self._count, tensor, tensor._version))
+            self._count += 1
+            return
+        for entry in self._open:
+            number, other, version = entry
+            if other is tensor:
+                self._open.remove(entry)
+                if tensor._version != version:
+                    self.touched.append(number)
+                return

@@ -35,9 +35,9 @@ def collect(fn: Callable, evidence: Evidence, numbers: Iterable[int], seconds: f
     try:
         arguments = (fn, script, str(folder), cell_names())
         result = run(take_part, cases[0].world, arguments, timeout=seconds, start=start(), quiet=True)
-        messages = result.messages
+        messages, zero = result.messages, result.zero
     except RunError as problem:
-        error, messages = problem, problem.messages
+        error, messages, zero = problem, problem.messages, problem.zero
     finally:
         for number, case in zip(chosen, cases, strict=True):
             paths = [folder / f"case_{number}_rank_{rank}" for rank in range(case.world)]
@@ -45,6 +45,7 @@ def collect(fn: Callable, evidence: Evidence, numbers: Iterable[int], seconds: f
                 evidence.answers[number] = [_answer(path) for path in paths]
         shutil.rmtree(folder, ignore_errors=True)
     evidence.messages |= _by_case(messages, chosen, cases)
+    evidence.zero |= dict.fromkeys(chosen, zero)
     if error:
         failed = next((number for number in chosen if not evidence.complete(number)), chosen[-1])
         text = _in_terms_of_the_case(str(error))

@@ -18,11 +18,13 @@ class RunError(RuntimeError):
     culprit    the rank that failed first, or None for a hang
     messages   all calls of torch.distributed until then
     output     what each rank had printed
+    zero       the moment of time.monotonic() from which the times of the messages count
     """
 
-    def __init__(self, text: str, *, culprit: int | None = None, messages=(), output=()) -> None:
+    def __init__(self, text: str, *, culprit: int | None = None, messages=(), output=(), zero=0.0) -> None:
         super().__init__(text)
         self.culprit, self.messages, self.output = culprit, list(messages), list(output)
+        self.zero: float = zero
 
     def _render_traceback_(self) -> list[str]:
         return ["", wrapped(f"{type(self).__name__}: {self}")]

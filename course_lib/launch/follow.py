@@ -125,9 +125,13 @@ class Ranks:
         """What the torchruns wrote."""
         return "\n".join(p.read_text(errors="replace") for p in sorted(self.folder.glob("torchrun_*.log")))
 
+    def zero(self) -> float:
+        """The moment of time.monotonic() from which the times of messages count: the first rank began."""
+        return min((header.begin for header in self.headers() if header.begin), default=0.0)
+
     def messages(self) -> list:
         """All calls of torch.distributed, by start time."""
-        zero = min((header.begin for header in self.headers() if header.begin), default=0.0)
+        zero = self.zero()
         found = [message for reader in self.readers for message in reader.messages(zero)]
         if dropped := sum(header.dropped for header in self.headers()):
             print(f"(only the first {trace.CAPACITY} calls of a rank are recorded: {dropped} are not in .messages)")

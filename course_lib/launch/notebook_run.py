@@ -140,7 +140,7 @@ class _Run:
         self.printed.show(last=True)
         seconds = max(header.end - header.begin for header in self.ranks.headers())
         values = [pickle.loads((self.folder / f"rank_{k}.value").read_bytes()) for k in range(self.count)]
-        result = Result(values, self.printed.texts(), self.ranks.messages(), seconds)
+        result = Result(values, self.printed.texts(), self.ranks.messages(), seconds, self.ranks.zero())
         self.current.end()  # all values are here: nothing is gained by waiting for each process's own clean end
         self.ranks.close()
         return result
@@ -153,7 +153,7 @@ class _Run:
 
     def fail(self, headline: str | None = None) -> None:
         """End the run and raise what the learner should read."""
-        states, messages = self.ranks.states(), self.ranks.messages()
+        states, messages, zero = self.ranks.states(), self.ranks.messages(), self.ranks.zero()
         self.current.end()
         self.printed.show(last=True)
         output = self.printed.texts()
@@ -161,4 +161,5 @@ class _Run:
         text = story(states, messages, guilty, headline, self.ranks.torchrun_log())
         if guilty and not guilty.error and (said := last_words(output[guilty.rank])):
             text += f"\n\nrank {guilty.rank}'s last words: {said}"
-        raise RunError(text, culprit=guilty.rank if guilty else None, messages=messages, output=output)
+        culprit = guilty.rank if guilty else None
+        raise RunError(text, culprit=culprit, messages=messages, output=output, zero=zero)

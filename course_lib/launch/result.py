@@ -32,12 +32,14 @@ class Result:
     output[k]    what rank k printed
     messages     every send, receive and collective of every rank, by start time; what DDP sends from C++ too
     seconds      time the slowest rank spent in the function (the start of the processes is not counted)
+    zero         the moment of time.monotonic() from which the times of the messages count
     """
 
     results: list[Any]
     output: list[str]
     messages: list[Message] = field(repr=False)
     seconds: float = 0.0
+    zero: float = field(default=0.0, repr=False)
 
     @property
     def ranks(self) -> int:
