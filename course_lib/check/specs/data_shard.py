@@ -1,0 +1,213 @@
+"""Exercise 08, first part: which samples a rank gets in an epoch. The calls are spread over three real processes."""
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from course_lib.check.findings import destroyed, ended_badly
+from course_lib.check.group import Evidence, GroupCase, GroupSpec, Wrong
+
+PROCESSES = 3
+
+
+@dataclass(frozen=True)
+class Call:
+    """The epoch of a run: everything but the rank."""
+
+    seed: int
+    epoch: int
+    samples: int
+    world_size: int
+
+    def __str__(self) -> str:
+        given = f"seed={self.seed}, epoch={self.epoch}, samples={self.samples}"
+        return f"shard({given}, rank, world_size={self.world_size})"
+
+
+def cases(rng: random.Random) -> list[GroupCase]:
+    """One epoch on many world sizes, its neighbours in seed and epoch, and lengths at the edges. Fresh numbers."""
+    seed, epoch, many = rng.randint(100, 10_000), rng.randint(1, 50), 4 * 7 * 3 * rng.randint(1, 2) + 1
+    calls = [Call(seed, epoch, many, world) for world in (1, 3, 2, 4, 7)]
+    calls += [Call(seed, epoch + 1, many, world) for world in (1, 3)]
+    calls += [Call(seed + 1, epoch, many, 1)]
+    few = ((1, 1), (5, 5), (6, 3), (2, 3), (0, 2), (rng.randint(5, 7), 4))
+    calls += [Call(seed, epoch, samples, world) for samples, world in few]
+    nothing = (torch.empty(0),) * PROCESSES
+    options = {"calls": calls, "salt": rng.getrandbits(30)}
+    return [GroupCase("shards", f"{PROCESSES} processes", nothing, nothing, options, drive=drive)]
+
+
+def drive(fn: Callable, _: torch.Tensor, calls: list[Call], salt: int) -> tuple[dict[str, Any], dict]:
+    """Call it for the ranks that this process stands for; the first call is made by all, and again at the end."""
+    me = dist.get_rank()
+    seed_all(salt + me)  # in a real run, too, nobody knows what state the global generators are in
+    hashed = _salt_hashes(fn, salt * me)
+    first = indices(fn(calls[0].seed, calls[0].epoch, calls[0].samples, 0, calls[0].world_size))
+    shares, before = {}, states()
+    for number, call in enumerate(calls):
+        for rank in range(me, call.world_size, PROCESSES):
+            given = fn(call.seed, call.epoch, call.samples, rank, call.world_size)
+            shares[f"{number} {rank}"] = indices(given)
+    changed = [name for name, state in states().items() if state != before[name]]
+    again = indices(fn(calls[0].seed, calls[0].epoch, calls[0].samples, 0, calls[0].world_size))
+    return {"first": first, "again": again, "shares": shares, "changed": changed, "hashed": len(hashed)}, {}
+
+
+def _salt_hashes(fn: Callable, salt: int) -> list[str]:
+    """Make hash() of texts differ between processes, as between Pythons started one by one; ours are forked."""
+    texts: list[str] = []
+
+    def salted(thing: object) -> int:
+        if "'" not in repr(thing) and '"' not in repr(thing):
+            return hash(thing)
+        texts.append(repr(thing))
+        return hash(thing) ^ salt
+
+    getattr(fn, "__globals__", {}).setdefault("hash", salted)
+    return texts
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+
+
+def states() -> dict[str, str]:
+    """The global generators, as texts that can be compared."""
+    words = np.random.get_state()
+    return {
+        "random": str(random.getstate()),
+        "numpy.random": f"{words[2:]} {words[1].tobytes().hex()}",
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+    }
+
+
+def indices(given: object) -> list[int] | str:
+    """What was returned, as whole numbers; the type's name where it is no such thing."""
+    listed = given.tolist() if isinstance(given, torch.Tensor | np.ndarray) else given
+    if not isinstance(listed, Iterable) or isinstance(listed, str | dict):
+        return type(given).__name__
+    try:
+        return [int(index) for index in listed]
+    except (TypeError, ValueError):
+        return f"{type(given).__name__} of something else than whole numbers"
+
+
+class Seen:
+    """What the processes returned, put together."""
+
+    def __init__(self, e: Evidence) -> None:
+        self.facts = [answer.facts for answer in e.answers[0]]
+        self.calls: list[Call] = e.cases[0].options["calls"]
+        self._shares = {key: share for facts in self.facts for key, share in facts["shares"].items()}
+
+    def shares(self, number: int) -> list[list[int]]:
+        """By rank, of call `number`."""
+        return [self._shares[f"{number} {rank}"] for rank in range(self.calls[number].world_size)]
+
+    def order(self, number: int) -> list[int]:
+        """The shares of call `number`, collected card by card: one of each rank, then the next of each."""
+        hands = self.shares(number)
+        rounds = range(max(map(len, hands)))
+        return [hand[k] for k in rounds for hand in hands if k < len(hand)]
+
+    def of(self, **wanted: int) -> Iterator[int]:
+        """The numbers of the calls with these values."""
+        for number, call in enumerate(self.calls):
+            if all(getattr(call, name) == value for name, value in wanted.items()):
+                yield number
+
+
+def talks(e: Evidence) -> Wrong | None:
+    """A pure function asks nobody."""
+    for m in e.messages.get(0, ()):
+        return Wrong("traffic", f"rank {m.rank} calls {m.op} ({m.where}).", 0)
+    return None
+
+
+def well_formed(e: Evidence) -> Wrong | None:
+    """Whole numbers, the same from each process and each time."""
+    seen = Seen(e)
+    for process, facts in enumerate(seen.facts):
+        bad = next((given for given in [facts["first"], *facts["shares"].values()] if isinstance(given, str)), None)
+        if bad:
+            return Wrong("values", f"shard returned a {bad}; a list of indices is needed.", 0)
+        call = f"{seen.calls[0]}".replace("rank", "rank=0", 1)
+        if facts["first"] != seen.facts[0]["first"]:
+            starts = [str(f["first"][:4])[:-1] for f in (seen.facts[0], facts)]
+            text = f"{call} begins {starts[0]} ... in process 0 and {starts[1]} ... in process {process}."
+            return Wrong("values", text, 0, "All ranks must agree on the order.")
+        if facts["again"] != facts["first"]:
+            return Wrong("values", f"{call} gave another answer when it was called again with the same arguments.", 0)
+    return None
+
+
+def complete(e: Evidence) -> Wrong | None:
+    """Every sample once over all ranks, and sizes that differ by one at most."""
+    seen = Seen(e)
+    for number, call in enumerate(seen.calls):
+        shares = seen.shares(number)
+        owners: dict[int, list[int]] = {}
+        for rank, share in enumerate(shares):
+            for index in share:
+                owners.setdefault(index, []).append(rank)
+        sizes = f"the {call.world_size} ranks have {', '.join(str(len(share)) for share in shares)} samples"
+        if strange := [index for index in owners if not 0 <= index < call.samples]:
+            return Wrong("values", f"{call}: there is no sample {strange[0]}; they are 0 to {call.samples - 1}.", 0)
+        if twice := [index for index in sorted(owners) if len(owners[index]) > 1]:
+            by = " and ".join(f"rank {rank}" for rank in owners[twice[0]][:2])
+            text = f"{len(twice)} samples are seen more than once, sample {twice[0]} by {by}; {sizes}"
+            return Wrong("values", f"{call}: {text}.", 0)
+        if missing := [index for index in range(call.samples) if index not in owners]:
+            text = f"{len(missing)} of the samples 0 to {call.samples - 1} are seen by no rank, {missing[0]} is the first"
+            return Wrong("values", f"{call}: {text}; {sizes}.", 0)
+        if max(map(len, shares)) - min(map(len, shares)) > 1:
+            return Wrong("values", f"{call}: {sizes}; these must differ by one at most.", 0)
+    return None
+
+
+def ordered(e: Evidence) -> Wrong | None:
+    """One order for all world sizes, shuffled, another one for each seed and epoch."""
+    seen = Seen(e)
+    main = seen.calls[0]
+    alone = seen.order(0)
+    for number in [*seen.of(seed=main.seed, epoch=main.epoch, samples=main.samples)][1:]:
+        if seen.order(number) != alone:
+            at = next(k for k, pair in enumerate(zip(seen.order(number), alone, strict=True)) if pair[0] != pair[1])
+            world = seen.calls[number].world_size
+            text = (
+                f"{seen.calls[number]}: sample {at} of the epoch is {alone[at]} for one rank, and {world} ranks that "
+                f"are dealt to in turn have {seen.order(number)[at]} there (rank {at % world})."
+            )
+            return Wrong("values", text, 0)
+    if alone == sorted(alone):
+        return Wrong("values", f"{main}: the samples are in the order in which they lie there: 0, 1, 2, ...", 0)
+    others = [number for number in seen.of(samples=main.samples, world_size=1) if number]
+    for number in others:
+        if seen.order(number) == alone:
+            return Wrong("values", f"{main} and {seen.calls[number]} give the same order.", 0)
+    if seen.order(others[0]) == seen.order(others[1]):
+        return Wrong("values", f"{seen.calls[others[0]]} and {seen.calls[others[1]]} give the same order.", 0)
+    return None
+
+
+def untouched(e: Evidence) -> Wrong | None:
+    """The global generators are as they were."""
+    for facts in Seen(e).facts:
+        if facts["changed"]:
+            return Wrong("input", f"shard changed the state of the global generator of {facts['changed'][0]}.", 0)
+    return None
+
+
+def compare(e: Evidence) -> Wrong | None:
+    """None when all is right; else what is wrong, the most telling first."""
+    for look in (destroyed, ended_badly, talks, well_formed, complete, ordered, untouched):
+        if wrong := look(e):
+            return wrong
+    return None

@@ -1,0 +1,219 @@
+"""What people get wrong in `shard`, recognised by the indices that came back."""
+
+from course_lib.check.group import KINDS, Evidence, GroupSpec, Wrong
+from course_lib.check.known import destroys_group, known
+from course_lib.check.specs.data_shard import Seen, cases, compare
+
+
+def asks_others(e: Evidence, wrong: Wrong) -> str | None:
+    if any(e.messages.values()):
+        return (
+            "Each rank can work out its part alone, from the five numbers: then nothing waits, and a restarted run "
+            "needs no message to know where it was."
+        )
+    return None
+
+
+def returns_nothing(e: Evidence, wrong: Wrong) -> str | None:
+    if any(facts["first"] == "NoneType" for facts in Seen(e).facts):
+        return "The function came to its end without `return`."
+    return None
+
+
+def hash_of_text(e: Evidence, wrong: Wrong) -> str | None:
+    if _disagree(e) and any(facts["hashed"] for facts in Seen(e).facts):
+        return (
+            "Python salts hash() of a text anew in each process that is started, so each rank gets another order, "
+            "without an error. Give the numbers themselves to a generator: np.random.default_rng([seed, epoch])."
+        )
+    return None
+
+
+def unseeded(e: Evidence, wrong: Wrong) -> str | None:
+    if _disagree(e):
+        return (
+            "The order comes from a generator that is not seeded here: each rank shuffles in another way, so some "
+            "samples are seen twice and some never. Make a generator from seed and epoch inside the function."
+        )
+    return None
+
+
+def _disagree(e: Evidence) -> bool:
+    return len({str(facts["first"]) for facts in Seen(e).facts}) > 1
+
+
+def carries_state(e: Evidence, wrong: Wrong) -> str | None:
+    if any(facts["again"] != facts["first"] for facts in Seen(e).facts):
+        return (
+            "Something is remembered from call to call, a generator outside the function perhaps. A run that is "
+            "started again in epoch 7 has not made the calls before: the order must follow from the arguments alone."
+        )
+    return None
+
+
+def with_replacement(e: Evidence, wrong: Wrong) -> str | None:
+    seen = Seen(e)
+    if any(len(set(share)) < len(share) for share in seen.shares(0)):
+        return "Samples are drawn again and again, as dice are thrown. Shuffle instead: a permutation has each once."
+    return None
+
+
+def everyone_everything(e: Evidence, wrong: Wrong) -> str | None:
+    seen = Seen(e)
+    if all(sorted(share) == list(range(seen.calls[1].samples)) for share in seen.shares(1)):
+        return (
+            "Every rank has all the samples, so N ranks do the same work N times. Rank r takes every N-th of the "
+            "order, from the r-th on."
+        )
+    return None
+
+
+def pads(e: Evidence, wrong: Wrong) -> str | None:
+    found = _uneven(e)
+    whole = all(_union(shares) == set(range(_samples(e, number))) for number, shares in found)
+    if whole and all(len(share) == _samples(e, n) // len(shares) + 1 for n, shares in found for share in shares):
+        return (
+            "All ranks get equally many, and to make it so some samples are given twice: that is what torch's "
+            "DistributedSampler does. Here sizes may differ by one."
+        )
+    return None
+
+
+def drops_tail(e: Evidence, wrong: Wrong) -> str | None:
+    found = _uneven(e)
+    if all(len(share) == _samples(e, n) // len(shares) for n, shares in found for share in shares):
+        return (
+            "All ranks get samples // world_size, and the remainder is lost; like drop_last=True. Here the first "
+            "ranks get one more."
+        )
+    return None
+
+
+def _uneven(e: Evidence) -> list[tuple[int, list[list[int]]]]:
+    seen = Seen(e)
+    return [(k, seen.shares(k)) for k, call in enumerate(seen.calls) if call.samples % call.world_size]
+
+
+def _samples(e: Evidence, number: int) -> int:
+    return Seen(e).calls[number].samples
+
+
+def _union(shares: list[list[int]]) -> set[int]:
+    return {index for share in shares for index in share}
+
+
+def seed_with_rank(e: Evidence, wrong: Wrong) -> str | None:
+    shares = Seen(e).shares(1)
+    if sum(map(len, shares)) > len(_union(shares)) > max(map(len, shares)):
+        return (
+            "Each rank cuts its part out of another shuffle: is the rank in the seed? All ranks must shuffle alike; "
+            "the rank only says which part is its own."
+        )
+    return None
+
+
+def same_shard(e: Evidence, wrong: Wrong) -> str | None:
+    seen = Seen(e)
+    now, later = (next(seen.of(epoch=seen.calls[k].epoch, world_size=3)) for k in (0, 5))
+    if [*map(set, seen.shares(now))] == [*map(set, seen.shares(later))]:
+        return (
+            "Each rank keeps the same samples in all epochs and only shuffles these. Shuffle all of them first, then "
+            "deal: so ranks exchange samples from epoch to epoch."
+        )
+    return None
+
+
+def blocks(e: Evidence, wrong: Wrong) -> str | None:
+    seen = Seen(e)
+    if all(sum(seen.shares(number), []) == seen.order(0) for number in range(1, 5)):
+        return (
+            "The order is cut into blocks: rank 0 has the first part of it. Then a step of N ranks holds other samples "
+            "than a step of one process. Deal like cards: sample i of the order goes to rank i % world_size."
+        )
+    return None
+
+
+def shuffled_after_the_deal(e: Evidence, wrong: Wrong) -> str | None:
+    seen, alone = Seen(e), Seen(e).order(0)
+    worlds = [(number, seen.calls[number].world_size) for number in range(1, 5)]
+    right = all(set(share) == set(alone[r::n]) for k, n in worlds for r, share in enumerate(seen.shares(k)))
+    if right:
+        return "The deal is right, but each rank then shuffles its own hand again: leave it as it was dealt."
+    return None
+
+
+def depends_on_world_size(e: Evidence, wrong: Wrong) -> str | None:
+    seen = Seen(e)
+    if any(seen.order(number) != seen.order(0) for number in range(1, 5)):
+        return (
+            "The order of the epoch depends on the number of ranks. Then nobody can compare 4 ranks with 1, nor "
+            "go on with 3 after one was lost. Shuffle by seed and epoch only, then deal in turn."
+        )
+    return None
+
+
+def not_shuffled(e: Evidence, wrong: Wrong) -> str | None:
+    if Seen(e).order(0) == sorted(Seen(e).order(0)):
+        return "Nothing is shuffled: a network that sees sorted classes forgets one while it learns the next."
+    return None
+
+
+def ignores_epoch(e: Evidence, wrong: Wrong) -> str | None:
+    seen = Seen(e)
+    if seen.order(0) == seen.order(next(seen.of(epoch=seen.calls[5].epoch))):
+        return "All epochs have the same order: that is what a DistributedSampler does without set_epoch."
+    return None
+
+
+def ignores_seed(e: Evidence, wrong: Wrong) -> str | None:
+    seen = Seen(e)
+    if seen.order(0) == seen.order(7):
+        return "The seed changes nothing, so two runs meant to differ see the same order."
+    return None
+
+
+def seed_plus_epoch(e: Evidence, wrong: Wrong) -> str | None:
+    seen = Seen(e)
+    if seen.order(5) == seen.order(7):
+        return (
+            "The two numbers are added, so seed 1 in epoch 0 is seed 0 in epoch 1, and runs with neighbouring seeds "
+            "are one run, shifted. (torch's DistributedSampler adds them.) np.random.default_rng([seed, epoch]) "
+            "keeps them apart."
+        )
+    return None
+
+
+def changes_global_generator(e: Evidence, wrong: Wrong) -> str | None:
+    if wrong.kind == "input":
+        return (
+            "Whoever asks which samples come next must not change dropout's next mask. Use a generator of its own: "
+            "torch.Generator(), np.random.default_rng(...) or random.Random(...)."
+        )
+    return None
+
+
+MISTAKES = (
+    *known(destroys_group, kinds=("destroyed",)),
+    *known(asks_others, kinds=KINDS),
+    *known(returns_nothing, hash_of_text, unseeded, carries_state, with_replacement, kinds=("values",)),
+    *known(everyone_everything, pads, drops_tail, seed_with_rank, kinds=("values",)),
+    *known(not_shuffled, ignores_epoch, ignores_seed, seed_plus_epoch, kinds=("values",)),
+    *known(same_shard, blocks, shuffled_after_the_deal, depends_on_world_size, kinds=("values",)),
+    *known(changes_global_generator, kinds=("input",)),
+)
+
+
+def praise(e: Evidence) -> list[str]:
+    """What was tested, with the numbers of this run."""
+    seen = Seen(e)
+    worlds = sorted({call.world_size for call in seen.calls})
+    lengths = sorted({call.samples for call in seen.calls})
+    return [
+        f"every sample once an epoch: {', '.join(map(str, lengths))} samples, dealt to up to {worlds[-1]} ranks; sizes "
+        "differ by one at most",
+        "the same order for 1, 2, 3, 4 and 7 ranks, another one for each epoch and each seed",
+        f"the same answer in {len(seen.facts)} processes and on each call; no message, no global generator touched",
+    ]
+
+
+SPEC = GroupSpec("08_data", "shard", 5, cases, compare, MISTAKES, praise, "shards")
