@@ -13,7 +13,18 @@ from course_lib.check.verdict import CheckFailed, Verdict
 if TYPE_CHECKING:
     from course_lib.check.engine import judge
 
-__all__ = ["CheckFailed", "Verdict", "judge", "messages", "ranks", "ring_all_reduce", "what_it_costs", "choose"]
+__all__ = [
+    "CheckFailed",
+    "Verdict",
+    "judge",
+    "messages",
+    "ranks",
+    "ring_all_reduce",
+    "what_it_costs",
+    "choose",
+    "shard",
+    "evaluate",
+]
 
 
 def __getattr__(name: str):
@@ -51,3 +62,13 @@ def what_it_costs(cost: Callable[..., Any]) -> Verdict:
 def choose(choose: Callable[..., Any]) -> Verdict:
     """Exercise 04, second part: the fastest of them."""
     return _judge("what_it_costs", choose, "CHOOSE")
+
+
+def shard(shard: Callable[..., Any]) -> Verdict:
+    """Exercise 08, first part: which samples a rank sees in an epoch."""
+    return _judge("data_shard_mistakes", shard)
+
+
+def evaluate(evaluate: Callable[..., Any]) -> Verdict:
+    """Exercise 08, second part: exact accuracy and loss on three ranks."""
+    return _judge("data_evaluate_mistakes", evaluate)

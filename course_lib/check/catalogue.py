@@ -27,4 +27,6 @@ GRADED = {
     "check_ring_all_reduce": Graded("ring_all_reduce"),
     "check_cost": Graded("what_it_costs"),
     "check_choose": Graded("what_it_costs", "CHOOSE"),
+    "check_shard": Graded("data_shard_mistakes"),
+    "check_evaluate": Graded("data_evaluate_mistakes"),
 }

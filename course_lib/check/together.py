@@ -58,6 +58,7 @@ def _in_terms_of_the_case(text: str) -> str:
     So it is no link of a circle: who waits for it waits for a rank that has returned.
     """
     done = set(re.findall(rf"^rank (\d+): {_AT_FENCE.pattern}", text, re.MULTILINE))
+    text = re.sub(rf"calls barrier with 0 bytes \({re.escape(FENCE)}, line \d+\)", FINISHED, text)
     lines = _AT_FENCE.sub(FINISHED, text).replace(f"{FINISHED}, but rank", f"{FINISHED}, rank")
     lines = re.sub(rf"({FINISHED}, rank \d+) does not call it: it", r"\1 has not: it", lines).split("\n")
     for at, line in enumerate(lines):

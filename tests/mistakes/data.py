@@ -7,6 +7,10 @@ import random
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
+
+from course_lib.parallel.ddp import sync_buffers
 
 # shard(seed, epoch, samples, rank, world_size)
 
@@ -195,4 +199,263 @@ RIGHT_SHARD = {
     "random.Random with a text": _by_text,
     "sorted by a digest": _sorted_by_digest,
     "Philox": _philox,
+}
+
+
+# evaluate(model, images, labels, batch_size)
+
+
+def _batches(images, labels, batch_size, rank=None, size=None):
+    rank, size = (dist.get_rank(), dist.get_world_size()) if rank is None else (rank, size)
+    mine = slice(rank, None, size)
+    pairs = zip(images[mine].split(batch_size), labels[mine].split(batch_size), strict=True)
+    return [pair for pair in pairs if len(pair[0])]
+
+
+def _sync(module):
+    for buffer in module.buffers():
+        dist.broadcast(buffer, 0)
+
+
+def _count(net, batches, dtype=torch.float64):
+    """(right, samples, sum of losses) of these batches."""
+    counted = torch.zeros(3, dtype=dtype)
+    for x, y in batches:
+        scores = net(x)
+        loss = F.cross_entropy(scores, y, reduction="sum")
+        counted += torch.stack([(scores.argmax(1) == y).sum(), torch.tensor(len(y)), loss])
+    return counted
+
+
+def _evaluate(sync=True, mode=True, back=True, grad=False, net=None, batches=_batches, dtype=torch.float64, end=None):
+    """The right answer, with one thing changed."""
+
+    def evaluate(model, images, labels, batch_size):
+        module = model.module
+        if mode:
+            module.eval()
+        if sync:
+            _sync(module)
+        with torch.set_grad_enabled(grad):
+            counted = _count(net(model) if net else module, batches(images, labels, batch_size), dtype).detach()
+        if back:
+            module.train()
+        if end:
+            return end(counted)
+        dist.all_reduce(counted)
+        right, samples, loss = counted.tolist()
+        return right / samples, loss / samples
+
+    return evaluate
+
+
+def _padded(images, labels, batch_size):
+    sampler = DistributedSampler(range(len(images)), shuffle=False)
+    chosen = torch.tensor(list(sampler))
+    return zip(images[chosen].split(batch_size), labels[chosen].split(batch_size), strict=True)
+
+
+def _dropped(images, labels, batch_size):
+    each = len(images) // dist.get_world_size()
+    return _batches(images[: each * 3], labels[: each * 3], batch_size)
+
+
+def _full_batches_only(images, labels, batch_size):
+    return [pair for pair in _batches(images, labels, batch_size) if len(pair[0]) == batch_size]
+
+
+def _own(counted):
+    right, samples, loss = counted.tolist()
+    return right / max(samples, 1), loss / max(samples, 1)
+
+
+def _reduce_to_0(counted):
+    dist.reduce(counted, 0)
+    return _own(counted)
+
+
+def _mean_of_ranks(counted):
+    means = torch.tensor(_own(counted), dtype=torch.float64)
+    dist.all_reduce(means)
+    return (means / dist.get_world_size()).tolist()
+
+
+def _divides_by_own(counted):
+    samples = max(counted[1].item(), 1)
+    dist.all_reduce(counted)
+    return counted[0].item() / samples, counted[2].item() / samples
+
+
+def _sums(counted):
+    dist.all_reduce(counted)
+    return counted[0].item() / counted[1].item(), counted[2].item()
+
+
+def _divides_first(counted):
+    means = counted / counted[1]
+    dist.all_reduce(means)
+    return means[0].item() / 3, means[2].item() / 3
+
+
+def _leaves_early(counted):
+    if counted[1] == 0:
+        return 0.0, 0.0
+    dist.all_reduce(counted)
+    return _own(counted)
+
+
+def _on_rank_0_only(counted):
+    if dist.get_rank() == 0:
+        dist.all_reduce(counted)
+    return _own(counted)
+
+
+def _nothing_returned(counted):
+    dist.all_reduce(counted)
+
+
+def _destroyed(counted):
+    dist.all_reduce(counted)
+    dist.destroy_process_group()
+    return _own(counted)
+
+
+def _mean_of_batches(model, images, labels, batch_size, exact=False):
+    model.module.eval()
+    _sync(model.module)
+    means, counted = torch.zeros(3, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    with torch.no_grad():
+        for x, y in _batches(images, labels, batch_size):
+            scores = model.module(x)
+            right = (scores.argmax(1) == y).double()
+            means += torch.stack([right.mean(), F.cross_entropy(scores, y), torch.tensor(1)])
+            counted += torch.stack([right.sum(), torch.tensor(len(y))])
+    model.module.train()
+    dist.all_reduce(means)
+    dist.all_reduce(counted)
+    return (counted[0] / counted[1] if exact else means[0] / means[2]).item(), (means[1] / means[2]).item()
+
+
+def _loss_of_batches(*inputs):
+    """Right accuracy, but the loss is a mean of means."""
+    return _mean_of_batches(*inputs, exact=True)
+
+
+def _gathers(model, images, labels, batch_size):
+    model.module.eval()
+    _sync(model.module)
+    size = dist.get_world_size()
+    with torch.no_grad():
+        right = [model.module(x).argmax(1) == y for x, y in _batches(images, labels, batch_size)]
+    right = torch.cat([torch.zeros(0), *right]).double()
+    parts = [torch.zeros(-(-len(images) // size), dtype=torch.float64) for _ in range(size)]
+    dist.all_gather(parts, right)
+    model.module.train()
+    return torch.cat(parts).mean().item(), 0.0
+
+
+def _reduces_in_the_loop(model, images, labels, batch_size):
+    model.module.eval()
+    _sync(model.module)
+    total = torch.zeros(3, dtype=torch.float64)
+    with torch.no_grad():
+        for pair in _batches(images, labels, batch_size):
+            counted = _count(model.module, [pair])
+            dist.all_reduce(counted)
+            total += counted
+    model.module.train()
+    return _own(total)
+
+
+def _in_float16(counted):
+    counted = counted.half()
+    dist.all_reduce(counted)
+    return _own(counted.double())
+
+
+WRONG_EVALUATE = {
+    "stub": _stub,
+    "destroys_group": _evaluate(end=_destroyed),
+    "wrapper_called": _evaluate(sync=False, net=lambda model: model),
+    "unequal_gather": _gathers,
+    "returns_nothing": _evaluate(end=_nothing_returned),
+    "not_in_eval_mode": _evaluate(mode=False),
+    "everyone_everything": _evaluate(batches=lambda x, y, n: _batches(x, y, n, 0, 1)),
+    "pads_counted": _evaluate(batches=_padded),
+    "drops_tail": _evaluate(batches=_dropped),
+    "buffers_differ": _evaluate(sync=False),
+    "empty_share": _evaluate(end=_divides_first),
+    "never_summed": _evaluate(end=_own),
+    "only_rank_0": _evaluate(end=_reduce_to_0),
+    "own_count": _evaluate(end=_divides_by_own),
+    "not_divided": _evaluate(end=_sums),
+    "mean_of_batches": _mean_of_batches,
+    "mean_of_ranks": _evaluate(end=_mean_of_ranks),
+    "float32_sums": _evaluate(dtype=torch.float32),
+    "leaves_early": _evaluate(end=_leaves_early),
+    "one_rank_calls": _evaluate(end=_on_rank_0_only),
+    "whole_share_at_once": _evaluate(batches=lambda x, y, n: _batches(x, y, 99)),
+    "graph_kept": _evaluate(grad=True),
+    "mode_not_restored": _evaluate(back=False),
+}
+AGAIN_EVALUATE = [
+    ("wrapper_called", _evaluate(net=lambda model: model)),
+    ("drops_tail", _evaluate(batches=_full_batches_only)),
+    ("everyone_everything", _evaluate(batches=lambda x, y, n: _batches(x, y, n, 0, 1), end=_own)),
+    ("mean_of_batches", _loss_of_batches),
+    ("one_rank_calls", _reduces_in_the_loop),
+    ("float32_sums", _evaluate(end=_in_float16)),
+]
+
+
+def _with_objects(counted):
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, counted.tolist())
+    right, samples, loss = (sum(column) for column in zip(*parts, strict=True))
+    return right / samples, loss / samples
+
+
+def _gather_and_broadcast(counted):
+    parts = [torch.zeros_like(counted) for _ in range(3)] if dist.get_rank() == 0 else None
+    dist.gather(counted, parts, 0)
+    result = sum(parts) if parts else torch.zeros_like(counted)
+    dist.broadcast(result, 0)
+    return result[0] / result[1], result[2] / result[1]  # tensors of one number
+
+
+def _counts_and_loss_apart(counted):
+    counts, loss = counted[:2].long(), counted[2:].clone()
+    works = [dist.all_reduce(counts, async_op=True), dist.all_reduce(loss, async_op=True)]
+    for work in works:
+        work.wait()
+    return [counts[0].item() / counts[1].item(), loss.item() / counts[1].item()]
+
+
+def _with_a_loader(model, images, labels, batch_size):
+    """Blocks instead of every third; the course's own function for the buffers."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    mine = np.array_split(range(len(images)), size)[rank].astype(int).tolist()
+    loader = DataLoader(Subset(TensorDataset(images, labels), mine), batch_size)
+    sync_buffers(model.module)
+    model.eval()
+    with torch.inference_mode():
+        counted = _count(model.module, loader)
+    model.train()
+    dist.all_reduce(counted)
+    return counted[0].item() / counted[1].item(), counted[2].item() / counted[1].item()
+
+
+def _empty_batch(images, labels, batch_size):
+    """split makes one empty batch of nothing."""
+    mine = slice(dist.get_rank(), None, dist.get_world_size())
+    return zip(images[mine].split(batch_size), labels[mine].split(batch_size), strict=True)
+
+
+RIGHT_EVALUATE = {
+    "as the solution": _evaluate(),
+    "objects": _evaluate(end=_with_objects),
+    "gather and broadcast": _evaluate(end=_gather_and_broadcast),
+    "counts and loss apart": _evaluate(end=_counts_and_loss_apart),
+    "with a loader": _with_a_loader,
+    "an empty batch": _evaluate(batches=_empty_batch),
 }

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.check.findings import destroyed, ended_badly
-from course_lib.check.group import Evidence, GroupCase, GroupSpec, Wrong
+from course_lib.check.group import Evidence, GroupCase, Wrong
 
 PROCESSES = 3
 
@@ -165,7 +165,9 @@ def complete(e: Evidence) -> Wrong | None:
             text = f"{len(twice)} samples are seen more than once, sample {twice[0]} by {by}; {sizes}"
             return Wrong("values", f"{call}: {text}.", 0)
         if missing := [index for index in range(call.samples) if index not in owners]:
-            text = f"{len(missing)} of the samples 0 to {call.samples - 1} are seen by no rank, {missing[0]} is the first"
+            text = (
+                f"{len(missing)} of the samples 0 to {call.samples - 1} are seen by no rank, {missing[0]} is the first"
+            )
             return Wrong("values", f"{call}: {text}; {sizes}.", 0)
         if max(map(len, shares)) - min(map(len, shares)) > 1:
             return Wrong("values", f"{call}: {sizes}; these must differ by one at most.", 0)

@@ -1,5 +1,7 @@
 """What people get wrong in `shard`, recognised by the indices that came back."""
 
+from itertools import chain
+
 from course_lib.check.group import KINDS, Evidence, GroupSpec, Wrong
 from course_lib.check.known import destroys_group, known
 from course_lib.check.specs.data_shard import Seen, cases, compare
@@ -125,7 +127,7 @@ def same_shard(e: Evidence, wrong: Wrong) -> str | None:
 
 def blocks(e: Evidence, wrong: Wrong) -> str | None:
     seen = Seen(e)
-    if all(sum(seen.shares(number), []) == seen.order(0) for number in range(1, 5)):
+    if all([*chain(*seen.shares(number))] == seen.order(0) for number in range(1, 5)):
         return (
             "The order is cut into blocks: rank 0 has the first part of it. Then a step of N ranks holds other samples "
             "than a step of one process. Deal like cards: sample i of the order goes to rank i % world_size."

@@ -1,0 +1,184 @@
+"""Exercise 08, second part: exact accuracy and loss over three ranks, of a wrapped model with BatchNorm and dropout."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from course_lib.check.findings import destroyed, ended_badly, told_apart
+from course_lib.check.group import Evidence, GroupCase, Wrong
+
+WORLD, FEATURES, CLASSES = 3, 6, 4
+SHAPES = ((13, 2), (24, 3), (2, 4))  # samples, batch_size: an uneven tail; all even; a rank without samples
+NUMBERS = ("accuracy", "loss")
+
+
+def network(seed: int, rank: int) -> nn.Sequential:
+    """In float64; weights by the seed, BatchNorm's statistics by the rank, too, as after some steps of training."""
+    model = nn.Sequential(
+        nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, CLASSES)
+    ).double()
+    with torch.no_grad():
+        for place, part in enumerate((*model.parameters(), model[1].running_mean)):
+            generator = torch.Generator().manual_seed(seed + place)
+            part.copy_(torch.randn(part.shape, generator=generator, dtype=torch.float64))
+        model[1].running_mean.add_(rank)
+        model[1].running_var.add_(rank)
+    return model
+
+
+def samples_of(seed: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(samples, FEATURES) float64 and (samples,) int64. Half of the labels are what the model of rank 0 says."""
+    generator = torch.Generator().manual_seed(seed - 1)
+    images = torch.randn(samples, FEATURES, generator=generator, dtype=torch.float64)
+    labels = torch.randint(CLASSES, (samples,), generator=generator)
+    with torch.no_grad():
+        said = network(seed, 0).eval()(images).argmax(1)
+    return images, torch.where(torch.rand(samples, generator=generator) < 0.5, said, labels)
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """By sample, from one process: was it right, and its loss."""
+
+    right: torch.Tensor  # float64, 0 or 1
+    loss: torch.Tensor  # float64
+
+    def mean(self, chosen: Sequence[int] | slice = slice(None)) -> tuple[float, float]:
+        """Accuracy and loss of these samples."""
+        return self.right[chosen].mean().item(), self.loss[chosen].mean().item()
+
+
+def oracle(seed: int, samples: int, rank: int = 0) -> Oracle:
+    """With the buffers of this rank."""
+    images, labels = samples_of(seed, samples)
+    with torch.no_grad():
+        scores = network(seed, rank).eval()(images)
+    return Oracle((scores.argmax(1) == labels).double(), F.cross_entropy(scores, labels, reduction="none"))
+
+
+def cases(rng: random.Random) -> list[GroupCase]:
+    """Fresh weights and samples; redrawn until the usual wrong averages differ from the right one."""
+    found = []
+    for samples, batch_size in SHAPES:
+        seed = rng.getrandbits(40)
+        while samples == SHAPES[0][0] and not _telling(seed, samples):
+            seed = rng.getrandbits(40)
+        images, _ = samples_of(seed, samples)
+        want = torch.tensor(oracle(seed, samples).mean(), dtype=torch.float64)
+        options = {"seed": seed, "batch_size": batch_size}
+        story = f"{WORLD} ranks, {samples} samples, batch_size={batch_size}"
+        found.append(GroupCase("evaluation", story, (images,) * WORLD, (want,) * WORLD, options, drive=drive))
+    return found
+
+
+def _telling(seed: int, samples: int) -> bool:
+    """The accuracies of the whole, of the ranks, of rank 0 alone and with its other buffers all differ."""
+    by_sample = oracle(seed, samples)
+    shares = [by_sample.mean(slice(rank, None, WORLD))[0] for rank in range(WORLD)]
+    others = [oracle(seed, samples, rank).mean()[0] for rank in range(1, WORLD)]
+    return len({by_sample.mean()[0], sum(shares) / WORLD, *shares, *others}) >= 5
+
+
+def drive(fn: Callable, images: torch.Tensor, seed: int, batch_size: int) -> tuple[dict[str, Any], dict]:
+    """Call it as a training loop would after an epoch; note each forward: which samples, in which mode."""
+    rank, labels = dist.get_rank(), samples_of(seed, len(images))[1]
+    torch.default_generator.manual_seed(seed % 2**30 + rank)
+    module = network(seed, 0)
+    model = DistributedDataParallel(module)
+    module.load_state_dict(network(seed, rank).state_dict())  # ranks have seen other batches since
+    forwards: list[list] = []
+    wrapped: list[int] = []
+    hooks = (
+        module.register_forward_pre_hook(lambda _, inputs: forwards.append(_look(inputs[0], images, module))),
+        model.register_forward_pre_hook(lambda _, inputs: wrapped.append(len(inputs[0]))),
+    )
+    value = fn(model, images, labels, batch_size)
+    for hook in hooks:
+        hook.remove()
+    facts = {"forwards": forwards, "wrapped": len(wrapped), "training": module.training, **_numbers(value)}
+    same = [torch.equal(a, b) for a, b in zip(module.parameters(), network(seed, 0).parameters(), strict=True)]
+    return facts | {"weights": all(same)}, {}
+
+
+def _look(batch: torch.Tensor, images: torch.Tensor, module: nn.Sequential) -> list:
+    """[numbers of the samples, training mode?, records a graph?, the buffers' mark]."""
+    numbers = [int(n) for row in batch for n in (images == row.double()).all(1).nonzero().flatten()[:1]]
+    return [numbers, module.training, torch.is_grad_enabled(), module[1].running_var[0].item()]
+
+
+def _numbers(value: object) -> dict[str, Any]:
+    if isinstance(value, tuple | list) and len(value) == 2:
+        try:
+            return {"value": [float(number) for number in value], "kind": ""}
+        except (TypeError, ValueError, RuntimeError):
+            return {"value": None, "kind": f"{type(value).__name__} of {' and '.join(type(n).__name__ for n in value)}"}
+    length = f" of length {len(value)}" if isinstance(value, tuple | list) else ""
+    return {"value": None, "kind": f"{type(value).__name__}{length}"}
+
+
+def facts(e: Evidence, number: int) -> list[dict[str, Any]]:
+    """By rank, of a case; without those that did not come back."""
+    return [a.facts for a in e.answers.get(number, []) if a is not None and a.facts]
+
+
+def values(e: Evidence) -> Wrong | None:
+    """Two numbers on each rank, those of one process."""
+    for number in e.numbers():
+        case = e.cases[number]
+        for rank, fact in enumerate(facts(e, number)):
+            if fact["value"] is None:
+                text = f"{case.story}: rank {rank} returned a {fact['kind']}; needed is (accuracy, loss)."
+                return Wrong("values", text, number)
+            for name, got, want in zip(NUMBERS, fact["value"], case.expected[rank].tolist(), strict=True):
+                if not abs(got - want) <= 1e-10 * max(abs(want), 1e-3):
+                    shown = told_apart(got, want)
+                    text = f"{case.story}: the {name} on rank {rank} must be {shown[1]}, and is {shown[0]}."
+                    return Wrong("values", text, number)
+    return None
+
+
+def work(e: Evidence) -> Wrong | None:
+    """Each sample goes through the bare module of one rank, once, without a graph, in batches that are small enough."""
+    for number in e.numbers():
+        found, story = facts(e, number), e.cases[number].story
+        forwards = [(rank, *forward) for rank, fact in enumerate(found) for forward in fact["forwards"]]
+        for rank, numbers, _, graph, _ in forwards:
+            if len(numbers) > e.cases[number].options["batch_size"]:
+                return Wrong("traffic", f"{story}: rank {rank} gave the model {len(numbers)} samples at once.", number)
+            if graph:
+                return Wrong("traffic", f"{story}: rank {rank} recorded a graph for backward.", number)
+        if any(fact["wrapped"] for fact in found):
+            return Wrong(
+                "traffic", f"{story}: the wrapper was called, model(...) instead of model.module(...).", number
+            )
+        seen = sorted(n for _, numbers, *_ in forwards for n in numbers)
+        samples = len(e.cases[number].inputs[0])
+        if seen != list(range(samples)):
+            text = f"{story}: all ranks together ran the model on {len(seen)} samples, {len(set(seen))} different ones."
+            return Wrong("traffic", text, number)
+    return None
+
+
+def untouched(e: Evidence) -> Wrong | None:
+    """The model is as it was, and in training mode."""
+    for number in e.numbers():
+        for rank, fact in enumerate(facts(e, number)):
+            if not fact["weights"] or not fact["training"]:
+                what = "the model is in evaluation mode afterwards" if fact["weights"] else "the weights have changed"
+                return Wrong("input", f"{e.cases[number].story}: {what} (rank {rank}).", number)
+    return None
+
+
+def compare(e: Evidence) -> Wrong | None:
+    """None when all is right; else what is wrong, the most telling first."""
+    for look in (destroyed, values, ended_badly, work, untouched):
+        if wrong := look(e):
+            return wrong
+    return None
