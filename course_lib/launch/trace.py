@@ -74,7 +74,7 @@ class Writer:
         self._file.truncate(_ROOM + CAPACITY * _CALL.size)
         self._map = mmap.mmap(self._file.fileno(), 0)
         self._names = (folder / f"rank_{rank}.names").open("w", buffering=1)
-        self._known: dict[str, int] = {}
+        self._known: dict[tuple, int] = {}
         self._lock = threading.Lock()
         self._header = [*Header()]
         self._write_header()
@@ -84,11 +84,12 @@ class Writer:
 
     def name(self, kind: str, value: object) -> int:
         """Number of a place in the source or of a group; told to the reader once."""
-        key = json.dumps({kind: value})
-        if key not in self._known:
-            self._names.write(key + "\n")
-            self._known[key] = len(self._known)
-        return self._known[key]
+        key = (kind, tuple(value) if isinstance(value, list) else value)
+        with self._lock:
+            if key not in self._known:
+                self._names.write(json.dumps({kind: value}) + "\n")
+                self._known[key] = len(self._known)
+            return self._known[key]
 
     def state(self, state: int, *, begin: float | None = None, end: float | None = None) -> None:
         """Say where the rank is in its life."""
