@@ -8,9 +8,11 @@ from pathlib import Path
 import cloudpickle
 import pytest
 import torch
+import torch.distributed as dist
 
-from course_lib import check
-from course_lib.check.engine import judge
+from course_lib import check, run
+from course_lib.check import engine
+from course_lib.check.group import Evidence, RankAnswer
 from course_lib.check.specs import data_evaluate
 from course_lib.check.specs.data_evaluate_mistakes import SPEC as EVALUATE
 from course_lib.check.specs.data_shard import indices
@@ -22,31 +24,83 @@ mistakes = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(mistakes)
 sys.modules["mistakes_data"] = mistakes
 cloudpickle.register_pickle_by_value(mistakes)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import a test file
 
 pytestmark = pytest.mark.slow
+ALONE = {"stub", "destroys_group", "asks_others", "unequal_gather", "not_in_eval_mode"}  # these end badly,
+ALONE |= {"wrapper_called", "leaves_early", "one_rank_calls"}  # so each needs ranks of its own
 WRONG = [(SHARD, *row) for row in (*mistakes.WRONG_SHARD.items(), *mistakes.AGAIN_SHARD)]
 WRONG += [(EVALUATE, *row) for row in (*mistakes.WRONG_EVALUATE.items(), *mistakes.AGAIN_EVALUATE)]
 RIGHT = [(SHARD, *row) for row in mistakes.RIGHT_SHARD.items()]
 RIGHT += [(EVALUATE, *row) for row in mistakes.RIGHT_EVALUATE.items()]
-ids = [f"{spec.function}-{name}-{k}" for k, (spec, name, _) in enumerate(WRONG)]
+TOGETHER = [row for row in WRONG + RIGHT if row[1] not in ALONE]
 
 
-@pytest.mark.parametrize(("spec", "name", "answer"), WRONG, ids=ids)
-def test_wrong_answer_is_named(spec, name, answer):
+def drive_all(todo):
+    """In a rank: for each answer what the driver notes of each case, or the type of the error that ends it."""
+    told = []
+    for fn, steps in todo:
+        told.append([])
+        for drive, inputs, options in steps:
+            try:
+                told[-1].append((drive(fn, inputs[dist.get_rank()], **options)[0], ""))
+            except ZeroDivisionError:  # on all ranks alike, after the last message
+                told[-1].append(({}, "ZeroDivisionError"))
+                break
+    return told
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """The evidence of all answers that come back, from three ranks that were started once."""
+    found = [Evidence(spec.cases(random.Random(k))) for k, (spec, _, _) in enumerate(TOGETHER)]
+    todo = [
+        (answer, [(c.drive, c.inputs, c.options) for c in evidence.cases])
+        for (_, _, answer), evidence in zip(TOGETHER, found, strict=True)
+    ]
+    ranks = run(drive_all, 3, args=(todo,), quiet=True).results
+    for k, evidence in enumerate(found):
+        for number in range(len(ranks[0][k])):
+            told = [rank[k][number] for rank in ranks]
+            evidence.answers[number] = [RankAnswer(torch.empty(0), facts=fact, error=error) for fact, error in told]
+    return found
+
+
+ids = [f"{spec.function}-{name}-{k}" for k, (spec, name, _) in enumerate(TOGETHER)]
+
+
+@pytest.mark.parametrize("k", range(len(TOGETHER)), ids=ids)
+def test_what_came_back_is_named_or_passes(seen, k):
+    spec, name, _ = TOGETHER[k]
+    wrong = spec.compare(seen[k])
+    if name in spec_names(spec):
+        known, text = engine._named(spec, seen[k], wrong)
+        assert known.name == name, f"{wrong.text} {text}"
+    else:
+        assert wrong is None, wrong.text
+        assert len(spec.praise(seen[k])) == 3
+
+
+def spec_names(spec):
+    return {mistake.name for mistake in spec.mistakes}
+
+
+ENDS = [(spec, name, answer) for spec, name, answer in WRONG if name in ALONE]
+
+
+@pytest.mark.parametrize(("spec", "name", "answer"), ENDS, ids=[f"{row[1]}-{k}" for k, row in enumerate(ENDS)])
+def test_what_ends_badly_is_named(spec, name, answer):
     with pytest.raises(check.CheckFailed) as caught:
-        judge(spec, answer)
+        engine.judge(spec, answer)
     assert caught.value.mistake == name, str(caught.value)
     assert "in_rank.py" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("spec", "name"), [row[:2] for row in RIGHT])
-def test_right_answers_pass(spec, name):
-    answer = next(answer for *row, answer in RIGHT if row == [spec, name])
-    verdict = judge(spec, answer, seed=len(name))
-    assert verdict.points == spec.points and f"The checks passed: {spec.points} points." in repr(verdict)
-
-
 def test_the_public_names_judge_the_same():
+    verdict = check.shard(mistakes.RIGHT_SHARD["as the solution"])
+    assert "The checks passed: 5 points." in repr(verdict)
+    verdict = check.evaluate(mistakes.RIGHT_EVALUATE["as the solution"])
+    assert "The checks passed: 6 points." in repr(verdict)
     for function, name in ((check.shard, "pads"), (check.evaluate, "mode_not_restored")):
         wrong = {**mistakes.WRONG_SHARD, **mistakes.WRONG_EVALUATE}[name]
         with pytest.raises(check.CheckFailed) as caught:
@@ -55,8 +109,8 @@ def test_the_public_names_judge_the_same():
 
 
 def test_every_named_mistake_has_an_example():
-    assert {mistake.name for mistake in SHARD.mistakes} == set(mistakes.WRONG_SHARD) - {"stub"}
-    assert {mistake.name for mistake in EVALUATE.mistakes} == set(mistakes.WRONG_EVALUATE) - {"stub"}
+    assert spec_names(SHARD) == set(mistakes.WRONG_SHARD) - {"stub"}
+    assert spec_names(EVALUATE) == set(mistakes.WRONG_EVALUATE) - {"stub"}
 
 
 def test_the_oracle_is_a_sum_by_hand():

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,20 +47,26 @@ def drive(fn: Callable, _: torch.Tensor, calls: list[Call], salt: int) -> tuple[
     """Call it for the ranks that this process stands for; the first call is made by all, and again at the end."""
     me = dist.get_rank()
     seed_all(salt + me)  # in a real run, too, nobody knows what state the global generators are in
-    hashed = _salt_hashes(fn, salt * me)
-    first = indices(fn(calls[0].seed, calls[0].epoch, calls[0].samples, 0, calls[0].world_size))
-    shares, before = {}, states()
-    for number, call in enumerate(calls):
-        for rank in range(me, call.world_size, PROCESSES):
-            given = fn(call.seed, call.epoch, call.samples, rank, call.world_size)
-            shares[f"{number} {rank}"] = indices(given)
-    changed = [name for name, state in states().items() if state != before[name]]
-    again = indices(fn(calls[0].seed, calls[0].epoch, calls[0].samples, 0, calls[0].world_size))
+    with _salted_hashes(fn, salt * me) as hashed:
+        first = _share(fn, calls[0], 0)
+        shares, before = {}, states()
+        for number, call in enumerate(calls):
+            shares |= {f"{number} {rank}": _share(fn, call, rank) for rank in range(me, call.world_size, PROCESSES)}
+        changed = [name for name, state in states().items() if state != before[name]]
+        again = _share(fn, calls[0], 0)
     return {"first": first, "again": again, "shares": shares, "changed": changed, "hashed": len(hashed)}, {}
 
 
-def _salt_hashes(fn: Callable, salt: int) -> list[str]:
-    """Make hash() of texts differ between processes, as between Pythons started one by one; ours are forked."""
+def _share(fn: Callable, call: Call, rank: int) -> list[int] | str:
+    return indices(fn(call.seed, call.epoch, call.samples, rank, call.world_size))
+
+
+@contextmanager
+def _salted_hashes(fn: Callable, salt: int) -> Iterator[list[str]]:
+    """Let hash() of texts differ between processes, as between Pythons started one by one; ours are forked.
+
+    Yields the texts that were hashed.
+    """
     texts: list[str] = []
 
     def salted(thing: object) -> int:
@@ -68,8 +75,15 @@ def _salt_hashes(fn: Callable, salt: int) -> list[str]:
         texts.append(repr(thing))
         return hash(thing) ^ salt
 
-    getattr(fn, "__globals__", {}).setdefault("hash", salted)
-    return texts
+    names = getattr(fn, "__globals__", {})
+    if "hash" in names:  # the learner's own
+        yield texts
+        return
+    names["hash"] = salted
+    try:
+        yield texts
+    finally:
+        del names["hash"]
 
 
 def seed_all(seed: int) -> None:
