@@ -6,11 +6,16 @@ from typing import Annotated, Any
 
 from tyro.conf import Suppress
 
-from course_lib.train import data, folder, model, optim
+from course_lib.parallel.ddp import DDPOptions
+from course_lib.parallel.ddp import check as check_ddp
+from course_lib.train import data, folder, measure, model, optim, precision
 from course_lib.train.data import DataConfig
+from course_lib.train.errors import ConfigError
 from course_lib.train.folder import RunConfig
+from course_lib.train.measure import MeasureConfig
 from course_lib.train.model import ModelConfig
 from course_lib.train.optim import OptimConfig
+from course_lib.train.precision import AmpConfig
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,9 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    amp: AmpConfig = field(default_factory=AmpConfig)
+    ddp: DDPOptions = field(default_factory=DDPOptions)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
     recipe: Annotated[str, Suppress] = ""  # the name it was found under; not an option
 
 
@@ -33,6 +41,12 @@ def check(config: Config, world_size: int) -> None:
     data.check(config.data, world_size)
     model.check(config.model)
     optim.check(config.optim)
+    precision.check(config.amp, config.model.dtype)
+    measure.check(config.measure)
+    try:
+        check_ddp(config.ddp, data.settled(config.data, world_size).accumulate)
+    except ValueError as error:  # a sentence that begins with the name of the option
+        raise ConfigError(f"--ddp.{error}") from error
 
 
 def as_json(config: Config) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 `open_data` finds, downloads or makes them, `loader` deals samples to the ranks.
 """
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from course_lib.train import batches
 from course_lib.train.environment import Environment
 from course_lib.train.errors import ConfigError
 from course_lib.train.order import Order, share
@@ -31,13 +33,22 @@ class DataConfig:
     root: str = "data"
     """Where downloads are kept."""
     global_batch: int = 48
-    """Samples of a step over all ranks together; each rank takes its part. 48 suits 1, 2, 3, 4, 6, 8."""
+    """Samples of a step over all ranks together; each rank takes its part. 48 suits 1, 2, 3, 4, 6, 8.
+    0: batch x accumulate x ranks, so that it grows with the ranks."""
+    batch: int = 0
+    """Samples that a rank takes through the network at a time. 0: global_batch / (ranks x accumulate)."""
+    accumulate: int = 0
+    """Microbatches of a rank in a step: gradients add up, and are averaged over the ranks once.
+    0: global_batch / (ranks x batch), or 1."""
     eval_batch: int = 256
     """Samples a rank evaluates at a time; the result does not depend on it."""
     workers: int = 0
     """Loader processes of each rank. They change the speed, not one bit of the result."""
     augment: Literal["none", "crop", "crop-flip", "resized-crop"] = "none"
     """crop: pad by an eighth and cut; resized-crop: as for ImageNet, with flips."""
+    mixup: float = 0.0
+    """Train on mixtures of two images, with weights from a Beta(mixup, mixup) distribution (Zhang et al. 2018). 0: no.
+    The training loss is then that of the mixtures."""
     side: int = 0
     """Height and width of the resized images; 0 takes those of the data (224 for imagefolder and imagenette)."""
     drop_last: bool = False
@@ -78,20 +89,21 @@ class Samples(Dataset):
 
 def check(config: DataConfig, world_size: int) -> None:
     """Raise ConfigError for numbers that cannot work, before anything is opened."""
-    for name in ("global_batch", "eval_batch", "samples"):
+    for name in ("eval_batch", "samples"):
         if getattr(config, name) < 1:
             raise ConfigError(f"--data.{name} must be at least 1, but is {getattr(config, name)}.")
-    for name in ("workers", "side"):
+    for name in ("global_batch", "batch", "accumulate", "workers", "side"):
         if getattr(config, name) < 0:
             raise ConfigError(f"--data.{name} must be at least 0, but is {getattr(config, name)}.")
-    batch = config.global_batch
-    if batch % world_size:
-        lower, upper = batch // world_size * world_size, (batch // world_size + 1) * world_size
-        would_do = f"{lower} or {upper}" if lower else f"{upper}"
-        raise ConfigError(
-            f"A global batch of {batch} cannot be divided among {world_size} ranks; "
-            f"--data.global_batch {would_do} would do."
-        )
+    if not 0 <= config.mixup < math.inf:
+        raise ConfigError(f"--data.mixup must be at least 0 and finite, but is {config.mixup}.")
+    settled(config, world_size)
+
+
+def settled(config: DataConfig, world_size: int) -> DataConfig:
+    """The same with all batch sizes known, see batches.py; raises ConfigError when they do not fit each other."""
+    numbers = batches.settle(config.global_batch, config.batch, config.accumulate, world_size)
+    return replace(config, **dict(zip(("global_batch", "batch", "accumulate"), numbers, strict=True)))
 
 
 def check_size(config: DataConfig, data: Data, world_size: int) -> None:
@@ -100,9 +112,10 @@ def check_size(config: DataConfig, data: Data, world_size: int) -> None:
     if samples == 0 or len(data.test) == 0:
         raise ConfigError(f"{data.name} has {samples} training and {len(data.test)} test samples; both need some.")
     if config.global_batch > samples:
+        unit = world_size * config.accumulate
         raise ConfigError(
             f"A global batch of {config.global_batch} is larger than the {samples} training samples of "
-            f"{data.name}; --data.global_batch {samples // world_size * world_size} is the most."
+            f"{data.name}; --data.global_batch {samples // unit * unit} is the most."
         )
 
 
@@ -135,9 +148,15 @@ def _loader(dataset: Dataset, keys: Callable, data: Data, workers: int, env: Env
 
 
 def train_loader(config: DataConfig, data: Data, order: Order, env: Environment, first: int, last: int) -> DataLoader:
-    """The batches of this rank, one for each step from first to last, across epochs."""
-    keys = partial(order.keys, env.rank, env.world_size, first, last)
+    """The microbatches of this rank, for each step from first to last, across epochs."""
+    keys = partial(train_keys, order, config.batch, env.rank, env.world_size, first, last)
     return _loader(data.train, keys, data, config.workers, env)
+
+
+def train_keys(order: Order, batch: int, rank: int, world_size: int, first: int, last: int) -> Iterator[list[Key]]:
+    """The keys of each microbatch."""
+    for mine in order.keys(rank, world_size, first, last):
+        yield from batches.pieces(mine, batch)
 
 
 def test_keys(samples: int, batch: int, rank: int, world_size: int) -> Iterator[list[Key]]:

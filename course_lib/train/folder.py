@@ -36,11 +36,13 @@ class RunConfig:
 
 
 # May differ when a run is continued: they change where and how fast, or how long, not what a step computes.
-# (optim.epochs changes the rates of the steps that are left: to train longer is a wish that people have.)
+# (optim.epochs changes the rates of the steps that are left: to train longer is a wish that people have. data.batch
+# and data.accumulate change what the number of ranks changes: the order of sums, and BatchNorm's batches.)
 HARMLESS = {
     *(f"run.{name}" for name in ("dir", "log_every", "save_every", "keep", "stop_after", "device", "timeout")),
-    *(f"data.{name}" for name in ("root", "workers", "eval_batch", "strict")),
-    "optim.epochs",
+    *(f"data.{name}" for name in ("root", "workers", "eval_batch", "strict", "batch", "accumulate")),
+    *(f"measure.{name}" for name in ("tensorboard", "profile_at", "profile_steps", "peak_tflops")),
+    *("optim.epochs", "optim.zero", "model.recompute", "ddp.timeout_s"),
 }
 
 

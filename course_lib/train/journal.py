@@ -7,8 +7,9 @@ import time
 from typing import Any
 
 from course_lib.train import checkpoint
+from course_lib.train.job import Job
 from course_lib.train.metrics import MetricsFile
-from course_lib.train.prepare import Job
+from course_lib.train.state import collect
 from course_lib.train.status import write_status
 
 
@@ -60,13 +61,8 @@ class Journal:
 
     def save(self, step: int, job: Job) -> None:
         """A checkpoint; the rows before it are on disk first."""
+        state = collect(job, step)
         if self.active:
             self.file.settle()
-            state = {
-                "step": step,
-                "world_size": job.env.world_size,
-                "model": job.module.state_dict(),
-                "optimizer": job.optimizer.state_dict(),
-            }
             checkpoint.save(job.folder, state, job.config.run.keep)
             self.status("running")

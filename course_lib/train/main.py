@@ -18,10 +18,11 @@ from course_lib.train import environment
 from course_lib.train.cli import Help, parse
 from course_lib.train.config import check
 from course_lib.train.errors import ConfigError, Diverged
+from course_lib.train.job import Job
 from course_lib.train.journal import Journal
 from course_lib.train.loop import fit
 from course_lib.train.plan import plan
-from course_lib.train.prepare import Job, prepare
+from course_lib.train.prepare import prepare
 from course_lib.train.status import report_failure
 from course_lib.train.stopping import StopRequest, listening
 

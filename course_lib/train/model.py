@@ -25,6 +25,15 @@ class ModelConfig:
     """Before the last layer (cnn and mlp only)."""
     dtype: Literal["float32", "float64"] = "float32"
     """float64 is for comparing runs to the last bits."""
+    channels_last: bool = False
+    """Images and convolutions with the channels innermost, as tensor cores like it. Only the last bits change."""
+    compile: Literal["no", "inductor", "aot_eager", "eager"] = "no"
+    """torch.compile the network with this backend: inductor makes kernels, the others only show whether it can be."""
+    recompute: bool = False
+    """Activation checkpointing: keep only what goes into each block and compute it again in backward. Same bits, less
+    memory, about a third more computing."""
+    sync_batchnorm: bool = False
+    """BatchNorm's mean and deviation over the microbatches of all ranks. GPUs only."""
 
 
 def check(config: ModelConfig) -> None:

@@ -34,12 +34,12 @@ def seed_sample(seed: int, epoch: int, index: int) -> None:
     torch.default_generator.manual_seed(mix(seed, 1, epoch, index))
 
 
-def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
-    """Before the forward pass of a step.
+def seed_step(seed: int, step: int, rank: int, device: torch.device, microbatch: int = 0) -> None:
+    """Before each forward pass of a step.
 
-    Dropout differs on each rank, and is the same when the step is repeated.
+    Dropout differs on each rank and in each microbatch, and is the same when the step is repeated.
     """
-    value = mix(seed, 2, step, rank)
+    value = mix(seed, 2, step, rank, microbatch) if microbatch else mix(seed, 2, step, rank)
     torch.default_generator.manual_seed(value)
     if device.type == "cuda":
         torch.cuda.manual_seed(value)

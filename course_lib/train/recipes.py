@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 
+from course_lib.parallel.ddp import DDPOptions
 from course_lib.train.config import Config
 from course_lib.train.data import DataConfig
 from course_lib.train.errors import ConfigError
 from course_lib.train.folder import RunConfig
 from course_lib.train.model import ModelConfig
 from course_lib.train.optim import OptimConfig
+from course_lib.train.precision import AmpConfig
 
 
 def digits() -> Config:
@@ -50,28 +52,33 @@ def imagenette() -> Config:
         run=RunConfig(log_every=10),
         data=DataConfig("imagenette", global_batch=48, workers=2, augment="resized-crop", side=128),
         model=ModelConfig("resnet18"),
-        optim=OptimConfig(lr=0.05, epochs=20, label_smoothing=0.1),
+        optim=OptimConfig(lr=0.05, epochs=20, decay="matrices", label_smoothing=0.1),
     )
 
 
 def resnet50_a100() -> Config:
     """ResNet-50 on ImageNet with 8 GPUs: the rule of Goyal et al. 2017, 0.1 per 256 images.
 
-    --data.root IMAGENET.
+    --data.root IMAGENET. 256 images a GPU at a time, so with fewer GPUs more microbatches make the same step.
     """
-    batch = 2048
     return Config(
         run=RunConfig(log_every=20),
-        data=DataConfig("imagefolder", global_batch=batch, workers=8, augment="resized-crop", side=224, drop_last=True),
-        model=ModelConfig("resnet50"),
+        data=DataConfig(
+            "imagefolder", global_batch=2048, batch=256, workers=8, augment="resized-crop", side=224, drop_last=True
+        ),
+        model=ModelConfig("resnet50", channels_last=True),
         optim=OptimConfig(
-            lr=0.1 * batch / 256,
+            lr=0.1,
+            reference_batch=256,
             epochs=90,
             warmup_epochs=5,
             nesterov=True,
             weight_decay=1e-4,
+            decay="matrices",
             label_smoothing=0.1,
         ),
+        amp=AmpConfig("bf16"),
+        ddp=DDPOptions(gradient_as_bucket_view=True),
     )
 
 

@@ -26,6 +26,24 @@ def rate(step: int, total: int, base: float, warmup: int = 0, final: float = 0.0
     return base * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
+def scaled(lr: float, global_batch: int, reference: int, optimizer: str) -> float:
+    """The rate for `global_batch` samples a step, when `lr` is right for `reference` (0: for any).
+
+    sgd: in proportion, since k small steps move as far as one of k times the rate (Goyal et al. 2017, section 2.1).
+    adamw: by the square root, since its steps have a length of their own and only their noise shrinks (Malladi et al.
+    2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", which scales the betas, too; not done here).
+
+    >>> scaled(0.1, 512, reference=256, optimizer="sgd"), scaled(0.001, 1024, reference=256, optimizer="adamw")
+    (0.2, 0.002)
+    >>> scaled(0.1, 512, reference=0, optimizer="sgd")
+    0.1
+    """
+    if not reference:
+        return lr
+    times = global_batch / reference
+    return lr * (math.sqrt(times) if optimizer == "adamw" else times)
+
+
 def due(step: int, every: int, per_epoch: int, total: int) -> bool:
     """Whether what is done every `every` steps (0: never) and at each epoch's end is due after `step`.
 

@@ -50,3 +50,20 @@ def pictures(augment: str, side: int, resize: bool, mean: list[float], std: list
     change = augmentation(augment, side)
     train = change if augment == "resized-crop" else [*middle, *change]
     return partial(chain, [rgb_or_grey, *train, *finish]), partial(chain, [rgb_or_grey, *middle, *finish])
+
+
+def mixup(alpha: float, classes: int) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """From (images, labels) to mixtures of neighbours in the batch, with labels as probabilities; 0: unchanged.
+
+    Draws from torch's CPU generator. Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization".
+    """
+    if not alpha:
+        return unchanged
+    from torchvision.transforms import v2
+
+    return v2.MixUp(alpha=alpha, num_classes=classes)
+
+
+def unchanged(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Not mixed."""
+    return images, labels

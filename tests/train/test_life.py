@@ -127,7 +127,8 @@ def test_what_a_run_folder_holds(finished):
     assert config["config"]["optim"]["lr"] == 0.05
     assert (config["ranks"], config["steps"], config["parameters"]) == (2, 300, 38282)
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[1])
-    assert row.keys() == {"event", "step", "epoch", "loss", "lr", "samples_per_s", "data_wait"}
+    always = {"event", "step", "epoch", "loss", "lr", "grad_norm", "samples_per_s", "data_wait", "memory_mib"}
+    assert row.keys() == always | {"comm_share", "overlap"}
     assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == [
         "step_00000270",
         "step_00000300",

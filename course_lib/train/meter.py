@@ -1,0 +1,87 @@
+"""What happened since the last row of metrics.jsonl, over all ranks."""
+
+import math
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from course_lib.train.job import Job, Microbatch
+from course_lib.train.measure import communication, memory_mib
+from course_lib.train.placement import lay_out
+from course_lib.train.stopping import describe
+
+
+class Meter:
+    """Sums up what happened since the last row, and adds it up over the ranks with one all-reduce."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.device = job, job.env.device
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new row; the time of evaluation and saving belongs to no row."""
+        self.loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.losses: list[torch.Tensor] = []
+        self.norm: torch.Tensor | None = None
+        self.count = 0
+        self.waited = 0.0
+        self.began = time.perf_counter()
+
+    def fetch(self, batches: Iterator, number: int) -> Iterator[Microbatch]:
+        """The next `number` microbatches, on the device; the time that they took is data_wait."""
+        for part in range(1, number + 1):
+            asked = time.perf_counter()
+            images, labels = next(batches)
+            self.waited += time.perf_counter() - asked
+            images, labels = images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+            yield lay_out(images, self.job.config.model), labels, part == number
+
+    def add(self, loss_sum: torch.Tensor, count: int, norm: torch.Tensor | None = None) -> None:
+        """A step: the loss summed over this rank's samples, how many samples all ranks had, the gradients' norm."""
+        self.loss += loss_sum  # stays on the device: no waiting for the GPU in each step
+        self.losses.append(loss_sum)
+        self.count += count
+        self.norm = norm
+
+    def reduce(self, signal_number: int) -> tuple[dict[str, float], str | None]:
+        """The row over all ranks, and why to stop or None: all ranks learn of a signal at the same step."""
+        env, steps = self.job.env, len(self.losses)
+        sums = torch.zeros(2 + 2 * env.world_size, dtype=torch.float64, device=self.device)
+        sums[0], sums[1], sums[2 + env.rank] = self.loss, self.waited, signal_number
+        sums[2 + env.world_size + env.rank] = memory_mib(self.device)
+        dist.all_reduce(sums)
+        loss, waited, *of_ranks = sums.tolist()
+        signals, memory = of_ranks[: env.world_size], of_ranks[env.world_size :]
+        seconds = time.perf_counter() - self.began
+        row = {
+            "loss": loss / self.count,
+            "grad_norm": self.norm.item(),
+            "samples_per_s": self.count / seconds,
+            "data_wait": waited / env.world_size / steps,
+            "memory_mib": max(memory),
+            **communication(self.job.model, seconds / steps),
+        }
+        if self.job.part_of_peak:
+            row["mfu"] = self.job.part_of_peak * row["samples_per_s"] / env.world_size
+        if self.job.scaler.is_enabled():
+            row |= {"loss_scale": self.job.scaler.get_scale(), "skipped": self.job.update.skipped}
+        return row, describe([int(number) for number in signals])
+
+    def first_nan(self, step: int) -> tuple[int, str]:
+        """After a loss that is not finite: the first step of this row with one, and in words which ranks had it.
+
+        `step` is the last of the row. All ranks call this, when `reduce` has told all of them the same.
+        """
+        env, steps = self.job.env, len(self.losses)
+        bad = [place for place, loss in enumerate(self.losses) if not math.isfinite(loss)]
+        places = torch.full((env.world_size,), steps, dtype=torch.int64, device=self.device)
+        places[env.rank] = min(bad, default=steps)
+        dist.all_reduce(places, op=dist.ReduceOp.MIN)
+        first = int(places.min())
+        ranks = [str(rank) for rank, place in enumerate(places.tolist()) if place == first]
+        if first == steps:  # each step's loss is a number; only their sum is none
+            return step, ""
+        words = "" if env.world_size == 1 else f"it began on rank {' and '.join(ranks)}; "
+        return step - steps + 1 + first, words
