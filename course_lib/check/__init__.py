@@ -24,6 +24,10 @@ __all__ = [
     "choose",
     "shard",
     "evaluate",
+    "naive_ddp",
+    "bucketed_ddp",
+    "accumulate",
+    "onebit_hook",
 ]
 
 
@@ -72,3 +76,23 @@ def shard(shard: Callable[..., Any]) -> Verdict:
 def evaluate(evaluate: Callable[..., Any]) -> Verdict:
     """Exercise 08, second part: exact accuracy and loss on three ranks."""
     return _judge("data_evaluate_mistakes", evaluate)
+
+
+def accumulate(accumulate: Callable[..., Any]) -> Verdict:
+    """Exercise 07, first part: one update from several microbatches, on 2 and 3 real ranks."""
+    return _judge("torch_ddp_accumulate", accumulate)
+
+
+def onebit_hook(onebit_hook: Callable[..., Any]) -> Verdict:
+    """Exercise 07, second part: a comm hook that sends one bit an element, on 2 and 3 real ranks."""
+    return _judge("torch_ddp_onebit", onebit_hook)
+
+
+def naive_ddp(NaiveDDP: Callable[..., Any]) -> Verdict:
+    """Exercise 05: gradients averaged after backward, on 1 to 3 real ranks."""
+    return _judge("data_parallel", NaiveDDP)
+
+
+def bucketed_ddp(BucketedDDP: Callable[..., Any]) -> Verdict:
+    """Exercise 06: gradients averaged in buckets, during backward, on 1 to 3 real ranks."""
+    return _judge("overlap", BucketedDDP)

@@ -29,4 +29,6 @@ GRADED = {
     "check_choose": Graded("what_it_costs", "CHOOSE"),
     "check_shard": Graded("data_shard_mistakes"),
     "check_evaluate": Graded("data_evaluate_mistakes"),
+    "check_accumulate": Graded("torch_ddp_accumulate"),
+    "check_onebit_hook": Graded("torch_ddp_onebit"),
 }

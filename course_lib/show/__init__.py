@@ -5,6 +5,7 @@ loss(t, ...)  the training loss of one or several runs
 ring(r)       step by step, what is summed where, for r = run(show.tracked(my_all_reduce), ranks=4)
 timeline(r)   what each rank computes and what it sends, for r = run(show.profiled(train_steps), ranks=2);
               overlap(r) is the same in numbers
+shards(s, n)  which of n samples each rank sees: repeated and missing ones stand out
 cost(fit)     what an all-reduce costs, over its size, by algorithm; cost_explorer() the same with sliders
 machine()     what this machine can do, in words
 """
@@ -20,6 +21,7 @@ _HOME = {
     "timeline": "course_lib.show.timeline_picture",
     "overlap": "course_lib.show.timeline_numbers",
     "profiled": "course_lib.parallel.profiled",
+    "shards": "course_lib.show.shards_picture",
     "loss": "course_lib.show.loss_picture",
     "cost": "course_lib.show.cost_picture",
     "cost_explorer": "course_lib.show.cost_sliders",

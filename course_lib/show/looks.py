@@ -44,6 +44,7 @@ LOOKS = {
     "rank-6": Look("#D55E00", "#FF8A4C", fill=0.55),
     "rank-7": Look("#777777", "#AAAAAA", fill=0.6),
     "twice": Look("#C24E00", "#FF8A4C", fill=1),
+    "again": Look("#C24E00", "#FF8A4C", fill=0.5, stroke=2.5),
     "box": Look(stroke=1, opacity=0.45),
     "whole": Look(stroke=2.5),
     "done": Look(fill=0.08, stroke=1.5),
