@@ -1,0 +1,67 @@
+"""Exercise 05: a wrapper that averages gradients after backward, so that N ranks train like one process."""
+
+import random
+
+from course_lib.check.findings import destroyed, ended_badly
+from course_lib.check.group import TALK, Evidence, GroupCase, GroupSpec, Wrong
+from course_lib.check.specs.data_parallel_mistakes import MISTAKES
+from course_lib.check.specs.training_oracle import case
+from course_lib.check.specs.training_seen import Seen, bits, complete, handles, ready_made, start, values
+
+ALLOWED = TALK | {"all_reduce", "broadcast", "barrier"}
+
+
+def cases(rng: random.Random) -> list[GroupCase]:
+    """Each trap on three ranks; then two ranks, and one."""
+    traps = [case(rng, model, model, 3, {}) for model in ("plain", "frozen", "tied", "norm", "branch")]
+    return [*traps, case(rng, "plain", "plain", 2, {}), case(rng, "plain", "plain", 1, {}, steps=2)]
+
+
+def traffic(e: Evidence) -> Wrong | None:
+    """Each gradient goes through one all-reduce a step, or more of them together do. A little more may count users."""
+    for seen in complete(e):
+        for rank in seen.ranks:
+            for step in seen.steps:
+                if text := _too_much(seen, rank, step):
+                    return Wrong("traffic", f"{seen.case.story}: step {step}, rank {rank}: {text}", seen.number)
+    return None
+
+
+def _too_much(seen: Seen, rank: int, step: int) -> str | None:
+    sizes, calls = seen.truth.nbytes, seen.step(rank, step)
+    if other := next((m for m in calls if m.op not in ALLOWED), None):
+        return f"{other.op} ({other.where})."
+    reduced = [m.nbytes for m in calls if m.op == "all_reduce"]
+    if len(reduced) > len(sizes) + 1 or sum(reduced) > seen.nbytes + 8 * len(sizes):
+        found = f"{len(reduced)} all-reduces with {sum(reduced)} bytes"
+        return f"{found}; the {len(sizes)} gradients have {seen.nbytes} bytes."
+    spread = sum(m.nbytes for m in calls if m.op == "broadcast")
+    state = sum(t.numel() * t.element_size() for n, t in seen.truth.start.items() if n not in sizes)
+    if step and spread > state:
+        return f"broadcasts of {spread} bytes; the buffers have {state} bytes."
+    return None
+
+
+def compare(e: Evidence) -> Wrong | None:
+    """None when all is right; else what is wrong, the most telling first."""
+    for look in (ready_made, destroyed, start, handles, values, ended_badly, bits, traffic):
+        if wrong := look(e):
+            return wrong
+    return None
+
+
+def praise(e: Evidence) -> list[str]:
+    """What was tested, with the numbers of this run."""
+    seen = next(complete(e, group="plain", world=3))
+    reduced = [m.nbytes for m in seen.step(0, 1, "all_reduce")]
+    sent = f"{len(reduced)} all-reduces with {sum(reduced)} bytes" if reduced else "messages of your own"
+    steps = sum(case.steps for case in e.cases)
+    return [
+        f"equal to one process on the whole batch after each of {steps} steps, on 1, 2 and 3 ranks (rtol 1e-10)",
+        "frozen parameters, tied weights, BatchNorm, and branches that leave parameters out",
+        "all ranks start from rank 0's parameters and buffers, and keep the same bits",
+        f"a step of the plain model: {sent} for {seen.nbytes} bytes of gradients",
+    ]
+
+
+SPEC = GroupSpec("05_data_parallelism", "NaiveDDP", 10, cases, compare, MISTAKES, praise, "plain")

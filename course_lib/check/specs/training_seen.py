@@ -1,0 +1,235 @@
+"""What the ranks of a training case did: calls by step and phase, and the first number that is wrong."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from course_lib.check.findings import told_apart
+from course_lib.check.group import Evidence, RankAnswer, Wrong
+from course_lib.check.specs.training_oracle import RIGHT, TrainCase, Truth
+from course_lib.launch import Message
+
+OURS = "training.py, "  # where a call comes from that no code of the learner made: a barrier of ours, or C++ code
+FORWARD, BACKWARD, SYNCHRONIZE = range(3)  # phases of a step
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One case of the evidence, complete unless said otherwise."""
+
+    e: Evidence
+    number: int
+
+    @property
+    def case(self) -> TrainCase:
+        return self.e.cases[self.number]
+
+    @property
+    def truth(self) -> Truth:
+        return self.case.truth
+
+    @property
+    def answers(self) -> list[RankAnswer]:
+        return self.e.answers[self.number]
+
+    @property
+    def ranks(self) -> range:
+        return range(self.case.world)
+
+    @property
+    def steps(self) -> range:
+        return range(self.case.steps)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all learnable parameters."""
+        return sum(self.truth.nbytes.values())
+
+    def calls(self, rank: int, *ops: str) -> list[Message]:
+        """The learner's calls in the whole case, in order; also of a case that broke."""
+        return [m for m in self._by_rank[rank] if not ops or m.op in ops]
+
+    @cached_property
+    def _by_rank(self) -> dict[int, list[Message]]:
+        found: dict[int, list[Message]] = {rank: [] for rank in self.ranks}
+        for m in self.e.messages.get(self.number, ()):
+            if not _barrier_of_ours(m):
+                found[m.rank].append(m)
+        return found
+
+    def phase(self, rank: int, step: int, phase: int, *ops: str) -> list[Message]:
+        """The calls that began in this phase of a step: FORWARD, BACKWARD or SYNCHRONIZE."""
+        low, high = self.answers[rank].facts["times"][step][phase : phase + 2]
+        return [m for m in self.calls(rank, *ops) if low <= m.start + self.e.zero[self.number] < high]
+
+    def step(self, rank: int, step: int, *ops: str) -> list[Message]:
+        """The calls of a whole step."""
+        return [m for phase in (FORWARD, BACKWARD, SYNCHRONIZE) for m in self.phase(rank, step, phase, *ops)]
+
+    def ready(self, rank: int, step: int) -> list[tuple[str, float]]:
+        """When backward had each gradient, in the time of the messages, in order."""
+        zero = self.e.zero[self.number]
+        return [(name, when - zero) for name, when in self.answers[rank].facts["ready"][step]]
+
+    def value(self, kind: str, rank: int, name: str, step: int) -> torch.Tensor | None:
+        """kind: "grad", "held" or "weight"; None for a gradient that is None."""
+        if kind == "grad" and name in self.answers[rank].facts["missing"][step]:
+            return None
+        return self.answers[rank].tensors[f"{kind}/{name}"][step]
+
+    def grads_are(self, step: int, want: Callable[[int, str], torch.Tensor], names: list[str] | None = None) -> bool:
+        """Whether in this step each gradient on each rank is want(rank, name); None counts as zero, NaN as None."""
+        return all(
+            close(_or_zero(self.value("grad", rank, name, step), want(rank, name)), want(rank, name).nan_to_num(0.0))
+            for rank in self.ranks
+            for name in names or self.truth.grad
+        )
+
+    def local(self, step: int, factor: float = 1.0) -> Callable[[int, str], torch.Tensor]:
+        """For `grads_are`: what each rank has computed itself. Right as long as the weights are."""
+        return lambda rank, name: self.truth.local[rank][name][step] * factor
+
+    def mean(self, step: int, factor: float = 1.0) -> Callable[[int, str], torch.Tensor]:
+        """For `grads_are`: what is right, times a factor."""
+        return lambda rank, name: self.truth.grad[name][step] * factor
+
+    @cached_property
+    def reduced(self) -> int:
+        """Bytes of the all-reduces of rank 0 in step 0."""
+        return sum(m.nbytes for m in self.step(0, 0, "all_reduce"))
+
+
+def _barrier_of_ours(m: Message) -> bool:
+    return m.op == "barrier" and m.where.startswith(OURS)
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Equal but for rounding."""
+    return got.shape == want.shape and torch.allclose(got, want, **RIGHT)
+
+
+def _or_zero(value: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(like) if value is None else value
+
+
+def complete(e: Evidence, **wanted) -> Iterator[Seen]:
+    """The cases that ran to their end and have these values."""
+    return (Seen(e, number) for number in e.numbers(**wanted))
+
+
+@dataclass(frozen=True)
+class Off:
+    """The first number that is not right."""
+
+    seen: Seen
+    step: int
+    rank: int
+    name: str
+    kind: str  # "grad" or "weight"
+    got: torch.Tensor | None
+    want: torch.Tensor
+
+    @property
+    def text(self) -> str:
+        """Where, and what."""
+        what = "the gradient after synchronize()" if self.kind == "grad" else "the weight after the optimizer's step"
+        where = f"{self.seen.case.story}: step {self.step}, rank {self.rank}: {what} of {self.name}"
+        if self.got is None:
+            return f"{where} is None, and must be the mean over the ranks."
+        bad = ~torch.isclose(self.got, self.want, **RIGHT).flatten()
+        at = int(bad.nonzero()[0])
+        got, want = told_apart(self.got.flatten()[at].item(), self.want.flatten()[at].item())
+        return f"{where} must be {want} at element {at}, and is {got}."
+
+
+def first_off(e: Evidence) -> Off | None:
+    """Go through steps as training did: what is wrong first is the cause of what is wrong later."""
+    for seen in complete(e):
+        if _all_right(seen):
+            continue
+        for step in seen.steps:
+            for kind, right in (("grad", seen.truth.grad), ("weight", seen.truth.weight)):
+                for name, values in right.items():
+                    for rank in seen.ranks:
+                        got, want = seen.value(kind, rank, name, step), values[step]
+                        if not close(_or_zero(got, want), want):
+                            return Off(seen, step, rank, name, kind, got, want)
+    return None
+
+
+def _all_right(seen: Seen) -> bool:
+    """At one look: most cases are right, and comparing number by number takes time."""
+    names = list(seen.truth.grad)
+    want = torch.cat([kind[name].flatten() for kind in (seen.truth.grad, seen.truth.weight) for name in names])
+    return all(
+        close(torch.cat([a.tensors[f"{kind}/{name}"].flatten() for kind in ("grad", "weight") for name in names]), want)
+        for a in seen.answers
+    )
+
+
+def values(e: Evidence) -> Wrong | None:
+    """Equal to one process on the whole batch after every step."""
+    off = first_off(e)
+    return off and Wrong("values", off.text, off.seen.number)
+
+
+def start(e: Evidence) -> Wrong | None:
+    """At the first forward all ranks have the parameters and buffers with which rank 0 came."""
+    for seen in complete(e):
+        for name, want in seen.truth.start.items():
+            for rank in seen.ranks:
+                if not torch.equal(seen.answers[rank].tensors[f"start/{name}"], want):
+                    text = f"{seen.case.story}: at the first forward {name} of rank {rank} is not that of rank 0"
+                    if rank == 0:
+                        text = f"{seen.case.story}: at the first forward {name} of rank 0 is not what it was"
+                    return Wrong("start", f"{text}.", seen.number)
+    return None
+
+
+def bits(e: Evidence) -> Wrong | None:
+    """All ranks have the same weights, to the last bit, after every step."""
+    for seen in complete(e):
+        for step in seen.steps:
+            for name in seen.truth.weight:
+                first = seen.value("weight", 0, name, step)
+                for rank in seen.ranks:
+                    if not torch.equal(seen.value("weight", rank, name, step), first):
+                        text = (
+                            f"{seen.case.story}: after step {step} {name} has not the same bits on ranks 0 and {rank}."
+                        )
+                        return Wrong("bits", text, seen.number)
+    return None
+
+
+def ready_made(e: Evidence) -> Wrong | None:
+    """A finished wrapper does the work, in Python or in C++."""
+    for number in e.answers:
+        seen = Seen(e, number)
+        for rank, answer in enumerate(seen.answers):
+            if answer and (inside := answer.facts.get("ready_made")):
+                return Wrong("ready_made", f"{seen.case.story}: in the wrapper of rank {rank} is a {inside}.", number)
+            if found := [m for m in seen.calls(rank) if m.where.startswith(OURS)]:
+                text = f"{seen.case.story}: on rank {rank} torch's own code calls {found[0].op} during the step."
+                return Wrong("ready_made", text, number)
+    return None
+
+
+def handles(e: Evidence) -> Wrong | None:
+    """What is under way must be over when `synchronize` returns, and nobody may touch it before."""
+    for seen in complete(e):
+        zero = e.zero[seen.number]
+        for rank in seen.ranks:
+            facts = seen.answers[rank].facts
+            for step in seen.steps:
+                for m in seen.step(rank, step):
+                    if m.end is None or m.end + zero > facts["times"][step][3]:
+                        what = f"step {step}, rank {rank}: {m.op} of {m.nbytes} bytes ({m.where})"
+                        text = f"{seen.case.story}: {what} was not waited for before synchronize() returned."
+                        return Wrong("handles", text, seen.number, "open")
+            if facts["touched"]:
+                m = seen.calls(rank, "all_reduce", "broadcast", "reduce")[facts["touched"][0]]
+                text = f"rank {rank} changed the tensor of an {m.op} ({m.where}) before it had waited for it."
+                return Wrong("handles", f"{seen.case.story}: {text}", seen.number, "touched")
+    return None

@@ -1,0 +1,129 @@
+"""Exercise 05: each wrong answer gets its own verdict, no right one is refused, and the oracle is right."""
+
+import importlib.util
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+
+from course_lib import check, run, show
+from course_lib.check.engine import judge
+from course_lib.check.specs import training
+from course_lib.check.specs.data_parallel import SPEC, cases
+from course_lib.check.specs.training_oracle import RIGHT
+
+_path = Path(__file__).parents[1] / "mistakes" / "data_parallel.py"
+_spec = importlib.util.spec_from_file_location("mistakes_data_parallel", _path)
+mistakes = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(mistakes)
+sys.modules["mistakes_data_parallel"] = mistakes
+cloudpickle.register_pickle_by_value(mistakes)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.slow
+WRONG = [*mistakes.WRONG.items(), *mistakes.AGAIN]
+GROUPS = {  # the case in which a mistake shows; the plain one if it is not here. The full check would take longer
+    "frozen_crash": "frozen", "frozen_not_broadcast": "frozen", "sends_frozen": "frozen", "tied_twice": "tied",
+    "no_buffers": "norm", "unused_crash": "branch", "mean_of_users": "branch", "skips_unused": "branch",
+}  # fmt: skip
+FULL = ("no_average", "sums", "frozen_crash", "skips_unused", "tied_twice", "destroys_group")  # as learners see it
+
+
+def refused(answer, groups=None) -> check.CheckFailed:
+    def some(rng: random.Random):
+        return [case for case in cases(rng) if case.world == 3 and case.group in groups]
+
+    with pytest.raises(check.CheckFailed) as caught:
+        judge(replace(SPEC, cases=some) if groups else SPEC, answer)
+    return caught.value
+
+
+@pytest.mark.parametrize(("name", "answer"), WRONG, ids=[f"{k}-{name}" for k, (name, _) in enumerate(WRONG)])
+def test_wrong_answer_is_named(name, answer):
+    whole = name in FULL and answer is mistakes.WRONG[name]
+    found = refused(answer, None if whole else (GROUPS.get(name, "plain"),))
+    assert found.mistake == name, str(found)
+
+
+@pytest.mark.parametrize("name", mistakes.RIGHT)
+def test_right_answers_pass(name):
+    verdict = judge(SPEC, mistakes.RIGHT[name], seed=len(name))  # another seed for each, and the same in each run
+    assert verdict.points == 10 and "The checks passed: 10 points." in repr(verdict)
+
+
+def test_every_named_mistake_has_an_example():
+    assert {mistake.name for mistake in SPEC.mistakes} == set(mistakes.WRONG) - {"stub"}
+
+
+def test_sentences_say_where_and_why():
+    text = str(refused(mistakes.WRONG["tied_twice"], ("tied",)))
+    assert "3 ranks, a model with tied weights: step 0, rank 0: the gradient after synchronize() of 2." in text
+    text = str(refused(mistakes.WRONG["skips_unused"], ("branch",)))
+    assert "in step 0 rank 0 has 6, rank 1 has 6, rank 2 has 4 of 10" in text
+
+
+def test_verdict_holds_the_numbers_and_messages_of_a_run():
+    verdict = check.naive_ddp(mistakes.RIGHT["as the solution"])
+    reduced = [m for m in verdict.run.messages if m.op == "all_reduce" and m.rank == 0]
+    gradients = 8 * (5 * 8 + 8 + 8 * 3 + 3)
+    assert len(reduced) == 3 * 4 and sum(m.nbytes for m in reduced) == 3 * gradients
+    assert f"4 all-reduces with {gradients} bytes for {gradients} bytes of gradients" in repr(verdict)
+    assert show.messages(verdict.run)
+
+
+def by_torch(options, inputs) -> dict[str, torch.Tensor]:
+    """torch's DDP and torch's optimizer in the same loop."""
+
+    class Wrapped(nn.parallel.DistributedDataParallel):
+        def synchronize(self):
+            """DDP has done it in backward."""
+
+    class Plainly(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.ddp = Wrapped(module, find_unused_parameters=True)
+
+        def forward(self, *args):
+            return self.ddp(*args)
+
+        def synchronize(self):
+            pass
+
+    return [
+        training.train(Plainly, tensors[torch.distributed.get_rank()], **each)[1]
+        for each, tensors in zip(options, inputs, strict=True)
+    ]
+
+
+def test_the_oracle_agrees_with_torch():
+    three = [case for case in cases(random.Random(3)) if case.world == 3]
+    results = run(by_torch, 3, args=([c.options for c in three], [c.inputs for c in three]), quiet=True, start="direct")
+    for rank, found in enumerate(results.results):
+        for case, theirs in zip(three, found, strict=True):
+            for name, right in case.truth.weight.items():
+                torch.testing.assert_close(theirs[f"weight/{name}"], right, **RIGHT, msg=f"{case.story}, rank {rank}")
+            for name, right in case.truth.start.items():
+                assert torch.equal(theirs[f"start/{name}"], right)
+
+
+def test_cases_are_fresh_and_hold_the_traps():
+    one, other = cases(random.Random(1)), cases(random.Random(2))
+    assert not torch.equal(one[0].inputs[0], other[0].inputs[0]) and not torch.equal(*one[0].inputs[:2])
+    assert [case.world for case in one] == sorted((case.world for case in one), reverse=True)
+    truth = {case.group: case.truth for case in one if case.world == 3}
+    assert set(truth) == {"plain", "frozen", "tied", "norm", "branch"}
+    for each in truth.values():  # ranks are built differently, buffers too
+        assert not any(torch.equal(each.built[0][n], each.built[k][n]) for n in each.start for k in (1, 2))
+    assert "0.weight" in truth["frozen"].start and "0.weight" not in truth["frozen"].grad
+    assert "6.weight" in truth["tied"].start and "6.weight" not in truth["tied"].grad
+    users = {
+        name: [[not bool(local[name][step].isnan().any()) for local in truth["branch"].local] for step in range(3)]
+        for name in ("ways.0.weight", "nobody.bias", "head.bias")
+    }
+    assert users["ways.0.weight"] == [[True, False, False], [False] * 3, [False, False, True]]
+    assert users["nobody.bias"] == [[False] * 3] * 3 and users["head.bias"] == [[True] * 3] * 3
