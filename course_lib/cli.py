@@ -9,11 +9,12 @@ from importlib import import_module
 COMMANDS = {
     "doctor": ("course_lib.cluster.doctor", "is this machine fit for the course? (--json for programs)"),
     "check": ("course_lib.check.command", "check exercises: course check exercises/*/*.ipynb"),
-    "bench": ("course_lib.cli", "measure side by side: course bench launch, course bench ring"),
+    "bench": ("course_lib.cli", "measure side by side: course bench launch, ring or hooks"),
 }
 BENCHES = {
     "launch": ("course_lib.launch.bench", "from the call to results, against plain torchrun"),
     "ring": ("course_lib.collectives.bench", "the course's all-reduce against gloo, TCP and memory limits"),
+    "hooks": ("course_lib.parallel.bench_hooks", "a training step with gloo against the course's shared-memory hook"),
 }
 
 

@@ -39,7 +39,7 @@ def rows_of(ranks: int, samples: Samples) -> list[Row]:
     for nbytes, found in samples.items():
         base = statistics.median(sample.seconds for sample in found[GLOO])
         for name, measured in found.items():
-            low, middle, high = _quartiles([sample.seconds for sample in measured])
+            low, middle, high = quartiles([sample.seconds for sample in measured])
             cpu, sleeps = (statistics.median(getattr(s, field) for s in measured) for field in ("cpu", "sleeps"))
             bandwidth, limit = nbytes / middle / 1e9, name in LIMITS
             bus = bandwidth if limit else bandwidth * 2 * (ranks - 1) / ranks
@@ -48,7 +48,8 @@ def rows_of(ranks: int, samples: Samples) -> list[Row]:
     return rows
 
 
-def _quartiles(values: list[float]) -> tuple[float, float, float]:
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile."""
     if len(values) == 1:
         return values[0], values[0], values[0]
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")

@@ -5,8 +5,8 @@ of Speech DNNs", Interspeech 2014. There each column has two values, for positiv
 parameter has one, the mean of its absolute values, as in Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019.
 
 Signs cannot be added on their way, so they travel by all-gather. Bytes that a rank puts in for a bucket:
-ceil(elements / 8) + 4 * parameters. In a ring it sends N - 1 times that, where an exact all-reduce of float32 sends
-2(N-1)/N * 4 * elements: from 64 ranks on one bit is no gain any more.
+ceil(elements / 8) + itemsize * parameters. In a ring it sends N - 1 times that, where an exact all-reduce of float32
+sends 2(N-1)/N * 4 * elements: from 64 ranks on one bit is no gain any more.
 """
 
 import torch
@@ -28,56 +28,57 @@ class OneBit:
 
 
 def onebit_hook(state: OneBit, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The average over all ranks of (sign * scale): `model.register_comm_hook(OneBit(), onebit_hook)`."""
+    """The average over all ranks of sign * scale: `model.register_comm_hook(OneBit(), onebit_hook)`."""
     gradients, sizes = bucket.buffer(), [p.numel() for p in bucket.parameters()]
     wanted = gradients.clone()
     for parameter, part in zip(bucket.parameters(), wanted.split(sizes), strict=True):
         if parameter in state.residual:
             part += state.residual[parameter]
-    scales = torch.stack([part.abs().mean() for part in wanted.split(sizes)]).float()
-    signs = wanted >= 0
+    payload = pack(wanted >= 0, torch.stack([part.abs().mean() for part in wanted.split(sizes)]))
     if state.feedback:
-        _remember(state, bucket.parameters(), wanted, _times(signs, scales, sizes, wanted.dtype))
-    payload = torch.cat([pack(signs), scales.view(torch.uint8)])
+        _remember(state, bucket.parameters(), wanted - unpack(payload, sizes, wanted.dtype))
     world = dist.get_world_size(state.group)
     everyones = payload.new_empty(world * payload.numel())
     work = dist.all_gather_into_tensor(everyones, payload, group=state.group, async_op=True)
 
     def decode(_: torch.futures.Future) -> torch.Tensor:
         gradients.zero_()
-        for theirs in everyones.view(world, -1):  # all ranks in the same order, so all get the same bits
-            packed, scale = theirs.split([theirs.numel() - 4 * len(sizes), 4 * len(sizes)])
-            signs = unpack(packed, gradients.numel())
-            gradients.add_(_times(signs, scale.clone().view(torch.float32), sizes, gradients.dtype))
+        for theirs in everyones.chunk(world):  # all ranks in the same order, so all get the same bits
+            gradients.add_(unpack(theirs, sizes, gradients.dtype))
         return gradients.div_(world)
 
     return work.get_future().then(decode)
 
 
-def _times(signs: torch.Tensor, scales: torch.Tensor, sizes: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """+scale where the sign is set, -scale elsewhere; a scale for each parameter."""
-    values = torch.repeat_interleave(scales.to(dtype), torch.tensor(sizes, device=scales.device))
-    return torch.where(signs, values, -values)
-
-
-def _remember(state: OneBit, parameters: list[nn.Parameter], wanted: torch.Tensor, sent: torch.Tensor) -> None:
+def _remember(state: OneBit, parameters: list[nn.Parameter], unsent: torch.Tensor) -> None:
     """Keep what was not sent; but nothing of a gradient with inf or NaN, which would stay for ever."""
-    sizes = [p.numel() for p in parameters]
-    for parameter, part in zip(parameters, (wanted - sent).split(sizes), strict=True):
+    for parameter, part in zip(parameters, unsent.split([p.numel() for p in parameters]), strict=True):
         if part.isfinite().all():
             state.residual[parameter] = part
 
 
-def pack(signs: torch.Tensor) -> torch.Tensor:
-    """Eight booleans to a byte, the first in the lowest bit; uint8, ceil(numel / 8) of them."""
+def pack(signs: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Booleans, eight to a byte, the first in the lowest bit; then the scales as they are.
+
+    One-dimensional uint8 of ceil(numel / 8) + scales.numel() * itemsize bytes.
+    """
     padded = torch.nn.functional.pad(signs.to(torch.uint8), (0, -signs.numel() % 8)).view(-1, 8)
-    packed = torch.zeros_like(padded[:, 0])
-    for bit in range(8):
-        packed |= padded[:, bit] << bit
-    return packed
+    bits = torch.zeros_like(padded[:, 0])
+    for place in range(8):
+        bits |= padded[:, place] << place
+    return torch.cat([bits, scales.view(-1).view(torch.uint8)])
 
 
-def unpack(packed: torch.Tensor, numel: int) -> torch.Tensor:
-    """The first `numel` booleans that `pack` packed."""
-    bits = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return ((packed[:, None] >> bits) & 1).bool().flatten()[:numel]
+def unpack(payload: torch.Tensor, sizes: list[int], dtype: torch.dtype) -> torch.Tensor:
+    """Of what `pack` packed: +scale where the sign was set, -scale elsewhere.
+
+    sizes  how many elements each scale is for; their sum is the length of the result
+    dtype  of the scales, and of the result
+    """
+    count, tail = sum(sizes), len(sizes) * dtype.itemsize
+    bits, scales = payload.split([payload.numel() - tail, tail])
+    places = torch.arange(8, dtype=torch.uint8, device=payload.device)
+    signs = ((bits[:, None] >> places) & 1).flatten()[:count].bool()
+    lengths = torch.tensor(sizes, device=payload.device)
+    values = torch.repeat_interleave(scales.clone().view(dtype), lengths, output_size=count)
+    return torch.where(signs, values, -values)

@@ -1,0 +1,129 @@
+"""Exercise 07, second part: a comm hook of one bit an element. Judged: averages after each step, bits, bytes."""
+
+import random
+from collections.abc import Callable
+
+import torch
+
+from course_lib.check.findings import destroyed, ended_badly, told_apart
+from course_lib.check.group import Evidence, GroupCase, GroupMistake, GroupSpec, Wrong
+from course_lib.check.specs import torch_ddp_onebit_mistakes as mistakes
+from course_lib.check.specs.torch_ddp_drive import drive_hook
+from course_lib.check.specs.torch_ddp_onebit_oracle import RIGHT, close, found, simulate
+
+STEPS = 4
+SLACK = 24  # bytes for each bucket, above its bits: a scale, and what rounding up may cost
+
+
+def _case(group: str, world: int, lengths: list[int], note: str, generator: torch.Generator, **more) -> GroupCase:
+    rows = (STEPS, sum(lengths))
+    inputs = tuple(torch.randn(rows, generator=generator, dtype=torch.float64) for _ in range(world))
+    options = {"lengths": lengths, "order": [2, 0, 3, 1], "settled": False, "bucket_bytes": 2**30} | more
+    story = f"{world} ranks, {sum(lengths)} gradients in {note}"
+    return GroupCase(group, story, inputs, (torch.zeros(0),) * world, options, drive=drive_hook)
+
+
+def cases(rng: random.Random) -> list[GroupCase]:
+    """Two buckets of equal length; one bucket whose order changes after the first backward; odd lengths."""
+    generator = torch.Generator().manual_seed(rng.getrandbits(60))
+    a, b = rng.randint(5, 8), rng.randint(9, 12)
+    odd = [rng.randint(2, 5), rng.randint(20, 30), rng.randint(11, 19), rng.randint(6, 10)]
+    return [
+        # Gradients arrive in the order 1, 3, 0, 2. A bucket is closed when it holds at least so many bytes.
+        _case("two", 3, [a, a, b, b], "2 buckets", generator, settled=True, bucket_bytes=8 * (a + 1)),
+        _case("one", 3, odd, "1 bucket, the hook registered before the first backward", generator),
+        _case("odd", 2, odd, "buckets of odd length", generator, bucket_bytes=8 * 12),
+    ]
+
+
+def values(e: Evidence) -> Wrong | None:
+    """The first step whose averages are not what one bit, with what was left over, gives."""
+    for number in e.numbers():
+        case, got = e.cases[number], found(e, number)
+        if any(close(got, simulate(e, number, rule)) for rule in RIGHT):
+            continue
+        want = [simulate(e, number, rule) for rule in RIGHT]
+        step = next(s for s in range(STEPS) if not any(close(got[:, : s + 1], w[:, : s + 1]) for w in want))
+        scale = max(1e-3, want[0].abs().max())
+        rank, at = ((got[:, step] - want[0][:, step]).abs().nan_to_num(9e9) > 1e-10 * scale).nonzero()[0].tolist()
+        is_, right = told_apart(got[rank, step, at].item(), want[0][rank, step, at].item())
+        layout = e.answers[number][0].facts["layouts"][step]
+        text = (
+            f"{case.story}: step {step}, rank {rank}: element {at} of all gradients was averaged to {is_}, and should "
+            f"be {right} (the parameters in the buckets of this step: {layout})."
+        )
+        return Wrong("values", text, number)
+    return None
+
+
+def bits(e: Evidence) -> Wrong | None:
+    """All ranks must end with the same bits, or models drift apart."""
+    for number in e.numbers():
+        got = found(e, number)
+        if (got != got[:1]).any():
+            step = int((got != got[:1]).nonzero()[0][1])
+            return Wrong("bits", f"{e.cases[number].story}: step {step}: ranks do not have the same bits.", number)
+    return None
+
+
+def allowed(e: Evidence, number: int) -> int:
+    """Bytes that a rank may put into collectives: for each bucket its bits, and SLACK."""
+    lengths = e.cases[number].options["lengths"]
+    sizes = [sum(lengths[p] for p in bucket) for step in e.answers[number][0].facts["layouts"] for bucket in step]
+    return sum(-(-size // 8) + SLACK for size in sizes)
+
+
+def sent(e: Evidence, number: int, rank: int) -> int:
+    """Bytes that a rank put into collectives and messages, without what DDP itself sends at its start."""
+    calls = [m for m in e.messages[number] if m.rank == rank and m.op not in ("broadcast", "barrier")]
+    own = 8 * sum(e.cases[number].options["lengths"]) if e.cases[number].options["settled"] else 0
+    return sum(m.nbytes for m in calls if "recv" not in m.op) - own - calls[0].nbytes
+
+
+def traffic(e: Evidence) -> Wrong | None:
+    """One bit an element, and a scale."""
+    for number in e.numbers():
+        for rank in range(e.cases[number].world):
+            got, least = sent(e, number, rank), allowed(e, number)
+            if got > least:
+                plain = STEPS * 8 * sum(e.cases[number].options["lengths"])
+                text = (
+                    f"{e.cases[number].story}: in {STEPS} steps rank {rank} put {got} bytes into collectives; all "
+                    f"gradients have {plain}, and one bit an element with a scale for each bucket takes at most "
+                    f"{least}."
+                )
+                return Wrong("traffic", text, number)
+    return None
+
+
+def compare(e: Evidence) -> Wrong | None:
+    """None when all is right; else what is wrong, the most telling first."""
+    for look in (destroyed, values, ended_badly, bits, traffic):
+        if wrong := look(e):
+            return wrong
+    return None
+
+
+def praise(e: Evidence) -> list[str]:
+    """What was tested, with the numbers of this run."""
+    number = e.numbers(group="one")[0]
+    plain = STEPS * 8 * sum(e.cases[number].options["lengths"])
+    return [
+        f"averages as one bit with error feedback gives them, in each of {STEPS} steps, to 10 digits ({len(e.cases)} "
+        "cases, 2 and 3 ranks, one bucket and more, buckets that change after the first backward)",
+        "all ranks have the same bits",
+        f"bytes: each of 3 ranks sent {sent(e, number, 0)} where the gradients have {plain}",
+    ]
+
+
+def _named(functions: tuple[Callable, ...], *kinds: str) -> tuple[GroupMistake, ...]:
+    return tuple(GroupMistake(f.__name__, f, kinds) for f in functions)
+
+
+MISTAKES = (
+    *_named(mistakes.OF_VALUES, "values"),
+    *_named(mistakes.OF_BITS, "bits"),
+    *_named(mistakes.OF_TRAFFIC, "traffic"),
+    *_named(mistakes.OF_ERRORS, "raised"),
+)
+SPEC = GroupSpec("07_torch_ddp", "onebit_hook", 7, cases, compare, MISTAKES, praise, "one")

@@ -1,0 +1,131 @@
+"""The usual mistakes in a comm hook with error feedback: most are rules that give exactly what was found."""
+
+from collections.abc import Callable
+
+from course_lib.check.findings import errors
+from course_lib.check.group import Evidence, Wrong
+from course_lib.check.specs.torch_ddp_onebit_oracle import close, found, simulate, variants
+
+Says = Callable[[Evidence, Wrong], str | None]
+
+
+def _rule(name: str, text: str, **changed: str) -> Says:
+    def says(e: Evidence, wrong: Wrong) -> str | None:
+        got = found(e, wrong.case)
+        return text if any(close(got, simulate(e, wrong.case, rule)) for rule in variants(**changed)) else None
+
+    says.__name__ = name
+    return says
+
+
+OF_VALUES = (
+    _rule(
+        "no_feedback",
+        "What one bit loses is forgotten. Keep wanted - sent in `state`, and add it to the next gradient of the same "
+        "parameters: else small gradients beside large ones never arrive.",
+        residual="none",
+    ),
+    _rule(
+        "keyed_by_index",
+        "After its first backward DDP fills its buckets anew: bucket 0 then has other parameters, or the same in "
+        "another order, and gets what was left over of others. Let the key be the parameters: "
+        "tuple(bucket.parameters()).",
+        residual="index",
+    ),
+    _rule(
+        "residual_overwritten",
+        "`state` keeps one residual for all buckets, so each bucket gets what another one left over. Keep one for each "
+        "bucket.",
+        residual="single",
+    ),
+    _rule(
+        "keeps_all",
+        "All of gradient + residual is kept, also what was sent, so it is sent again and again. Keep the difference: "
+        "wanted - sent.",
+        keep="wanted",
+    ),
+    _rule(
+        "forgets_old_residual",
+        "What is kept is gradient - sent. But what should have been sent is gradient + residual: keep that minus what "
+        "was sent, else the old residual is lost after one step.",
+        keep="gradient",
+    ),
+    _rule(
+        "residual_of_average",
+        "What is kept is the difference to the average of all ranks. Each rank must keep what *it* did not send: its "
+        "own wanted - sent.",
+        keep="average",
+    ),
+    _rule(
+        "scale_of_gradient",
+        "The scale is the mean absolute value of the gradient. What is sent is gradient + residual, so take the mean "
+        "of that.",
+        scale="gradient",
+    ),
+    _rule(
+        "scale_is_max", "The scale is the largest absolute value. Take the mean of the absolute values.", scale="max"
+    ),
+    _rule("scale_is_norm", "The scale is the norm. Take the mean of the absolute values.", scale="norm"),
+    _rule(
+        "forgets_average",
+        "This is the sum over the ranks. With a hook DDP does not divide: do it yourself, by the world size.",
+        combine="sum",
+    ),
+    _rule("averages_twice", "The sum was divided by the world size twice. Divide once.", combine="twice"),
+    _rule(
+        "majority_vote",
+        "These are the signs of the majority. The average of all ranks' (sign * scale) is asked for: where two of "
+        "three ranks say plus, a third of the scale is left.",
+        combine="vote",
+    ),
+    _rule(
+        "own_scale",
+        "Each rank gives the signs of all ranks its own scale. The scale of a rank must travel with its bits.",
+        combine="own",
+    ),
+    _rule("never_exchanges", "Each rank has its own values: nothing was gathered.", combine="local"),
+)
+
+
+def different_order(e: Evidence, wrong: Wrong) -> str | None:
+    return (
+        "Each rank adds in its own order, for example itself first, and rounding depends on the order: the models "
+        "drift apart. Add rank 0 first, then 1, and so on, on all ranks."
+    )
+
+
+def _per_element(e: Evidence, wrong: Wrong) -> float:
+    """Bytes for each element and step that rank 0 sent."""
+    from course_lib.check.specs.torch_ddp_onebit import STEPS, sent
+
+    return sent(e, wrong.case, 0) / (STEPS * sum(e.cases[wrong.case].options["lengths"]))
+
+
+def sends_floats(e: Evidence, wrong: Wrong) -> str | None:
+    if _per_element(e, wrong) < 4:
+        return None
+    return (
+        "The numbers are right, but they travel as floats: nothing is saved. Send bits, packed by `pack`, with "
+        "all_gather: an all-reduce cannot add bits."
+    )
+
+
+def byte_for_each_sign(e: Evidence, wrong: Wrong) -> str | None:
+    if _per_element(e, wrong) >= 4:
+        return None
+    return "A sign travels as a whole byte or more. `pack` puts eight into one byte."
+
+
+def returns_no_future(e: Evidence, wrong: Wrong) -> str | None:
+    told = next((a.error_text for _, a in errors(e) if a.error == "NotAFuture"), None)
+    if told is None:
+        return None
+    return (
+        "DDP goes on with backward and waits for a Future at the end. Give back `work.get_future().then(decode)`: "
+        "decode is called when the bytes are there, and what it returns is the averaged gradient."
+    )
+
+
+OF_BITS = (different_order,)
+OF_TRAFFIC = (sends_floats, byte_for_each_sign)
+OF_ERRORS = (returns_no_future,)

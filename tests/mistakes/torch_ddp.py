@@ -1,0 +1,330 @@
+"""Wrong and right answers to exercise 07. The name of a wrong answer is the verdict that it must get."""
+
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from course_lib.parallel.hooks.onebit import pack, unpack
+
+
+def _count(microbatches):
+    count = torch.tensor(sum(len(y) for _, y in microbatches))
+    dist.all_reduce(count)
+    return count.item()
+
+
+def _accumulate(
+    sync=lambda k, last: k == last,
+    scale=lambda total, y, batches: dist.get_world_size() / total,
+    reduction="sum",
+    before=lambda k, optimizer: optimizer.zero_grad() if k == 0 else None,
+    after=lambda k, last, optimizer: None,
+    end=lambda model, optimizer: optimizer.step(),
+    count=_count,
+):
+    """The solution with some part exchanged. Without arguments it is right."""
+
+    def answer(model, optimizer, microbatches):
+        total, last = count(microbatches), len(microbatches) - 1
+        for k, (x, y) in enumerate(microbatches):
+            before(k, optimizer)
+            with nullcontext() if sync(k, last) else model.no_sync():
+                loss = F.cross_entropy(model(x), y, reduction=reduction)
+                if reduction == "mean" and not len(y):
+                    loss = model(x).sum()
+                (loss * scale(total, y, microbatches)).backward()
+            after(k, last, optimizer)
+        end(model, optimizer)
+
+    return answer
+
+
+def _stub(*_):
+    raise NotImplementedError
+
+
+def _local(batches):
+    return sum(len(y) for _, y in batches)
+
+
+def _everywhere(y):
+    count = torch.tensor(len(y))
+    dist.all_reduce(count)
+    return max(count.item(), 1)
+
+
+def _around_backward(model, optimizer, microbatches):
+    total = _count(microbatches)
+    optimizer.zero_grad()
+    for k, (x, y) in enumerate(microbatches):
+        loss = F.cross_entropy(model(x), y, reduction="sum") * dist.get_world_size() / total
+        with model.no_sync() if k < len(microbatches) - 1 else nullcontext():
+            loss.backward()
+    optimizer.step()
+
+
+def _again(divide):
+    def end(model, optimizer):
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size() ** divide
+        optimizer.step()
+
+    return end
+
+
+def _zero_then_step(model, optimizer):
+    optimizer.zero_grad()
+    optimizer.step()
+
+
+def _skips_empty(model, optimizer, microbatches):
+    _accumulate()(model, optimizer, [(x, y) for x, y in microbatches if len(y)])
+
+
+def _skips_empty_backward(model, optimizer, microbatches):
+    total = _count(microbatches)
+    optimizer.zero_grad()
+    for k, (x, y) in enumerate(microbatches):
+        if len(y) == 0:
+            continue
+        with model.no_sync() if k < len(microbatches) - 1 else nullcontext():
+            (F.cross_entropy(model(x), y, reduction="sum") * dist.get_world_size() / total).backward()
+    optimizer.step()
+
+
+def _unwrapped(model, optimizer, microbatches):
+    total = _count(microbatches)
+    optimizer.zero_grad()
+    for x, y in microbatches:
+        (F.cross_entropy(model.module(x), y, reduction="sum") * dist.get_world_size() / total).backward()
+    optimizer.step()
+
+
+def _nothing(*_):
+    return None
+
+
+_each = {"before": lambda k, optimizer: optimizer.zero_grad()}
+_means = {"reduction": "mean"}
+ACCUMULATE_WRONG = {
+    "stub": _stub,
+    "steps_each_time": _accumulate(after=lambda k, last, optimizer: optimizer.step(), end=_nothing),
+    "no_step": _accumulate(end=_nothing),
+    "zeroed_before_step": _accumulate(end=_zero_then_step),
+    "zeroes_each_microbatch": _accumulate(**_each),
+    "zeroes_each_microbatch_of_means": _accumulate(**_each, **_means, scale=lambda *_: 1),
+    "never_synchronises": _accumulate(sync=lambda k, last: False),
+    "synchronises_the_first": _accumulate(sync=lambda k, last: k == 0),
+    "mean_of_means": _accumulate(**_means, scale=lambda total, y, batches: 1 / len(batches)),
+    "sum_of_means": _accumulate(**_means, scale=lambda *_: 1),
+    "divides_by_local_count": _accumulate(scale=lambda total, y, batches: 1 / _local(batches)),
+    "forgets_world_size": _accumulate(scale=lambda total, *_: 1 / total),
+    "sums_over_ranks": _accumulate(scale=lambda total, *_: dist.get_world_size() ** 2 / total),
+    "local_count_times_world": _accumulate(scale=lambda total, y, b: dist.get_world_size() / _local(b)),
+    "not_divided": _accumulate(scale=lambda *_: 1),
+    "count_of_each_microbatch": _accumulate(scale=lambda total, y, b: dist.get_world_size() / _everywhere(y)),
+    "mean_of_each_microbatch": _accumulate(scale=lambda total, y, b: dist.get_world_size() / _everywhere(y) / len(b)),
+    "takes_equal_sizes": _accumulate(scale=lambda total, y, b: 1 / (len(b[0][1]) * len(b))),
+    "never_zeroes": _accumulate(before=_nothing),
+    "no_sync_around_backward_only": _around_backward,
+    "no_no_sync": _accumulate(sync=lambda *_: True),
+    "averages_again": _accumulate(end=_again(1)),
+    "skips_empty_microbatch": _skips_empty_backward,
+}
+
+
+def _zero_at_the_end(model, optimizer, microbatches):
+    counts = torch.tensor([float(len(y)) for _, y in microbatches])
+    dist.all_reduce(counts)
+    *first, (x, y) = microbatches
+    factor = dist.get_world_size() / counts.sum().item()
+    if first:
+        with model.no_sync():
+            for more, labels in first:
+                (factor * F.cross_entropy(model(more), labels, reduction="sum")).backward()
+    (factor * F.cross_entropy(model(x), y, reduction="sum")).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _scales_gradients(model, optimizer, microbatches):
+    """Sums first, and one division of the gradients at the end; also tells the mean loss."""
+    optimizer.zero_grad()
+    told = torch.zeros(2, dtype=torch.float64)
+    for k, (x, y) in enumerate(microbatches, 1):
+        with model.no_sync() if k < len(microbatches) else nullcontext():
+            loss = F.cross_entropy(model(x), y, reduction="sum")
+            loss.backward()
+        told += torch.stack([loss.detach(), torch.tensor(float(len(y)))])
+    dist.all_reduce(told)
+    for p in model.parameters():
+        p.grad *= dist.get_world_size() / told[1]
+    optimizer.step()
+    return (told[0] / told[1]).item()
+
+
+def _gathers_counts(model, optimizer, microbatches):
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, _local(microbatches))
+    _accumulate(count=lambda _: sum(found))(model, optimizer, microbatches)
+
+
+ACCUMULATE_RIGHT = {
+    "as the solution": _accumulate(),
+    "zero at the end, one no_sync": _zero_at_the_end,
+    "divides the gradients": _scales_gradients,
+    "skips empty ones on both sides": _skips_empty,
+    "gathers objects": _gathers_counts,
+}
+
+
+def _scale_of(wanted, gradient):
+    return wanted.abs().mean()
+
+
+def _mean(parts):
+    return sum(parts) / len(parts)
+
+
+def _onebit(
+    key=lambda bucket: tuple(bucket.parameters()),
+    keep=lambda wanted, gradient, sent: wanted - sent,
+    scale=_scale_of,
+    combine=_mean,
+    finish=lambda future, decode: future.then(decode),
+    old=lambda state, key: state.get(key, 0),
+):
+    """The solution with some part exchanged. Without arguments it is right."""
+
+    def onebit_hook(state, bucket):
+        gradient, n = bucket.buffer(), bucket.buffer().numel()
+        wanted = gradient + old(state, key(bucket))
+        payload = pack(wanted >= 0, scale(wanted, gradient))
+        state[key(bucket)] = keep(wanted, gradient.clone(), unpack(payload, [n], wanted.dtype))
+        everyones = payload.new_empty(dist.get_world_size() * len(payload))
+        work = dist.all_gather_into_tensor(everyones, payload, async_op=True)
+
+        def decode(_):
+            parts = everyones.chunk(dist.get_world_size())
+            gradient.copy_(combine([unpack(part, [n], gradient.dtype) for part in parts]))
+            return gradient
+
+        return finish(work.get_future(), decode)
+
+    return onebit_hook
+
+
+def _vote(parts):
+    scales = sum(part.abs() for part in parts) / len(parts)
+    return torch.where(sum(part.sign() for part in parts) >= 0, scales, -scales)
+
+
+def _own_scale(parts):
+    return parts[dist.get_rank()].abs() * sum(part.sign() for part in parts) / len(parts)
+
+
+def _own_first(parts):
+    first = dist.get_rank()
+    return sum(parts[first:] + parts[:first]) / len(parts)
+
+
+def _waits(future, decode):
+    future.wait()
+    done = torch.futures.Future()
+    done.set_result(decode(future))
+    return done
+
+
+def _tensor(future, decode):
+    future.wait()
+    return decode(future)
+
+
+def _averages_the_residual(state, bucket):
+    gradient, n, key = bucket.buffer(), bucket.buffer().numel(), tuple(bucket.parameters())
+    wanted = gradient + state.get(key, 0)
+    payload = pack(wanted >= 0, wanted.abs().mean())
+    everyones = payload.new_empty(dist.get_world_size() * len(payload))
+    work = dist.all_gather_into_tensor(everyones, payload, async_op=True)
+
+    def decode(_):
+        average = _mean([unpack(part, [n], gradient.dtype) for part in everyones.chunk(dist.get_world_size())])
+        state[key] = wanted - average
+        return gradient.copy_(average)
+
+    return work.get_future().then(decode)
+
+
+def _floats(state, bucket):
+    gradient, key = bucket.buffer(), tuple(bucket.parameters())
+    wanted = gradient + state.get(key, 0)
+    sent = torch.where(wanted >= 0, 1.0, -1.0).double() * wanted.abs().mean()
+    state[key] = wanted - sent
+    parts = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
+    work = dist.all_gather(parts, sent, async_op=True)
+    return work.get_future().then(lambda _: gradient.copy_(_mean(parts)))
+
+
+def _bytes(state, bucket):
+    gradient, key = bucket.buffer(), tuple(bucket.parameters())
+    wanted = gradient + state.get(key, 0)
+    scale, signs = wanted.abs().mean().view(1), (wanted >= 0).to(torch.uint8)
+    state[key] = wanted - torch.where(wanted >= 0, scale, -scale)
+    scales, all_signs = [[torch.empty_like(t) for _ in range(dist.get_world_size())] for t in (scale, signs)]
+    dist.all_gather(scales, scale)
+    dist.all_gather(all_signs, signs)
+    done = torch.futures.Future()
+    done.set_result(gradient.copy_(_mean([s * (2.0 * b - 1) for s, b in zip(scales, all_signs, strict=True)])))
+    return done
+
+
+def _stub_hook(state, bucket):
+    raise NotImplementedError
+
+
+HOOK_WRONG = {
+    "stub": _stub_hook,
+    "no_feedback": _onebit(old=lambda state, key: 0),
+    "residual_overwritten": _onebit(key=lambda bucket: "residual"),
+    "keyed_by_index": _onebit(
+        key=lambda bucket: bucket.index(),
+    ),
+    "keeps_all": _onebit(keep=lambda wanted, gradient, sent: wanted),
+    "forgets_old_residual": _onebit(keep=lambda wanted, gradient, sent: gradient - sent),
+    "residual_of_average": _averages_the_residual,
+    "scale_of_gradient": _onebit(scale=lambda wanted, gradient: gradient.abs().mean()),
+    "scale_is_max": _onebit(scale=lambda wanted, gradient: wanted.abs().max()),
+    "scale_is_norm": _onebit(scale=lambda wanted, gradient: wanted.norm()),
+    "forgets_average": _onebit(combine=sum),
+    "averages_twice": _onebit(combine=lambda parts: _mean(parts) / len(parts)),
+    "majority_vote": _onebit(combine=_vote),
+    "own_scale": _onebit(combine=_own_scale),
+    "never_exchanges": _onebit(combine=lambda parts: parts[dist.get_rank()]),
+    "different_order": _onebit(combine=_own_first),
+    "sends_floats": _floats,
+    "byte_for_each_sign": _bytes,
+    "returns_no_future": _onebit(finish=_tensor),
+}
+
+
+def _by_parameter(state, bucket):
+    """What is left over follows each parameter into another bucket."""
+    gradient, sizes = bucket.buffer(), [p.numel() for p in bucket.parameters()]
+    wanted = gradient + torch.cat([state.get(p, torch.zeros(p.numel()).double()) for p in bucket.parameters()])
+    payload = pack(wanted >= 0, wanted.abs().mean())
+    left = wanted - unpack(payload, [sum(sizes)], torch.float64)
+    state.update(zip(bucket.parameters(), left.split(sizes), strict=True))
+    found = [torch.empty_like(payload) for _ in range(dist.get_world_size())]
+    future = dist.all_gather(found, payload, async_op=True).get_future()
+    return future.then(lambda _: sum(unpack(p, [sum(sizes)], torch.float64) for p in found) / len(found))
+
+
+HOOK_RIGHT = {
+    "as the solution": _onebit(),
+    "by parameter": _by_parameter,
+    "waits at once": _onebit(finish=_waits),
+    "ids": _onebit(key=lambda bucket: tuple(id(p) for p in bucket.parameters())),
+}
