@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import numpy
 import torch
 import torch.distributed as dist
 
@@ -56,6 +57,9 @@ class Rank:
         faulthandler.enable(stack)
         faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
         torch.set_num_threads(1)
+        # As in a process that was started anew: forks would all go on with the agent's state. (random does it itself.)
+        torch.default_generator.seed()
+        numpy.random.seed()
         for name, lines in self.plan["sources"].items():
             linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
         partial = self.path("pid.partial")

@@ -3,12 +3,14 @@
 import json
 import os
 import pickle
+import random
 import socket
 import sys
 import threading
 import time
 
 import cloudpickle
+import numpy
 import psutil
 import pytest
 import torch
@@ -147,3 +149,14 @@ def test_a_rank_that_cannot_even_begin_says_why(tmp_path, monkeypatch):
         rank_main(str(tmp_path))  # there is no plan.json
     story = json.loads((tmp_path / "rank_1.error").read_text())
     assert story["type"] == "FileNotFoundError" and "plan.json" in story["message"]
+
+
+def unseeded():
+    return torch.randn(1).item(), numpy.random.rand(), random.random()
+
+
+def test_ranks_draw_other_numbers_as_new_processes_do():
+    """They are forked from one process, whose generators they would share."""
+    drawn = [numbers for start in ("auto", "direct") for numbers in run(unseeded, 2, start=start).results]
+    for numbers in zip(*drawn, strict=True):
+        assert len(set(numbers)) == len(drawn)
