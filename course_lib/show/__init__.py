@@ -6,6 +6,8 @@ ring(r)       step by step, what is summed where, for r = run(show.tracked(my_al
 timeline(r)   what each rank computes and what it sends, for r = run(show.profiled(train_steps), ranks=2);
               overlap(r) is the same in numbers
 shards(s, n)  which of n samples each rank sees: repeated and missing ones stand out
+difference(one, runs)  how far the weights of several ranks are from those of one process, step by step
+curves(lines, x, y)  numbers by step, one line for each way to do something
 cost(fit)     what an all-reduce costs, over its size, by algorithm; cost_explorer() the same with sliders
 machine()     what this machine can do, in words
 """
@@ -22,7 +24,9 @@ _HOME = {
     "overlap": "course_lib.show.timeline_numbers",
     "profiled": "course_lib.parallel.profiled",
     "shards": "course_lib.show.shards_picture",
+    "difference": "course_lib.show.difference_picture",
     "loss": "course_lib.show.loss_picture",
+    "curves": "course_lib.show.curves_picture",
     "cost": "course_lib.show.cost_picture",
     "cost_explorer": "course_lib.show.cost_sliders",
     "machine": "course_lib.show.machine_words",

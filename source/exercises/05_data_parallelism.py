@@ -27,11 +27,12 @@
 # **Three traps**
 #
 # - A *frozen* parameter (`requires_grad=False`) never has a gradient: its `.grad` is None.
-# - A parameter that this rank did not use in this step has `.grad` None as well. But another rank may have used it, and
-#   waits for you: take part with zeros. (What no rank used may end as None or as zeros.)
+# - A parameter that this rank did not use in this step has `.grad` None as well. But another rank may have used it,
+#   and waits for you: take part with zeros. (What no rank used may end as None or as zeros.)
 # - A *tied* weight stands at two places of the model. `module.parameters()` gives it once.
 #
-# `dist.broadcast(tensor, src=0)` and `dist.all_reduce(tensor)` work in place. All ranks must call them in the same order.
+# `dist.broadcast(tensor, src=0)` and `dist.all_reduce(tensor)` work in place. All ranks must call them in the same
+# order.
 
 # %%
 import torch
@@ -74,8 +75,8 @@ class NaiveDDP(nn.Module):
 # %% [markdown]
 # ## See it run
 #
-# Two ranks, a model of four layers, three steps under the profiler. **Predict:** how many bars of communication will the
-# last step have, and where will they be?
+# Two ranks, a model of four layers, three steps under the profiler. **Predict:** how many bars of communication will
+# the last step have, and where will they be?
 
 
 # %% tags=["show"]
@@ -94,13 +95,13 @@ def train():
 show.timeline(run(show.profiled(train), ranks=2))
 
 # %% [markdown]
-# Eight all-reduces, four large ones for the weights and four small ones for the biases, one after the other, and all of
-# them *after* backward: while bytes travel, nobody computes. Exercise 06 changes that.
+# Eight all-reduces, four large ones for the weights and four small ones for the biases, one after the other, and all
+# of them *after* backward: while bytes travel, nobody computes. Exercise 06 changes that.
 #
 # ## Check
 #
-# The check trains five small models on three ranks, each with one of the traps, and a plain one on two ranks and on one.
-# It compares every gradient and every weight after every step with one process on the whole batch.
+# The check trains five small models on three ranks, each with one of the traps, and a plain one on two ranks and on
+# one. It compares every gradient and every weight after every step with one process on the whole batch.
 
 # %% graded="check_naive_ddp" points=10
 check.naive_ddp(NaiveDDP)

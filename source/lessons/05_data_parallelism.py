@@ -1,0 +1,344 @@
+# %% [markdown]
+# # 05 · Data parallelism by hand
+#
+# **Afterwards you can** train one model on several ranks with a wrapper of twenty lines, prove after every step that
+# it equals one process on the whole batch, and say what breaks that and what does not.
+#
+# **Time** 35 minutes to read; the cells run in about half a minute.
+
+# %%
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+from course_lib import run, show
+from course_lib.launch import RunError
+
+# %% [markdown]
+# ## The idea
+#
+# Every rank has the *whole* model and a *part* of each batch. A gradient is linear in the loss, and the loss of a
+# batch is the mean over its samples. So if all parts are of equal size,
+#
+# **gradient of the whole batch = mean over the ranks of the gradients of their parts.**
+#
+# **Predict:** twelve samples, as one batch and as three parts of four. How far is the mean of the three gradients
+# from the gradient of the twelve: 10 %, 1 %, or nothing at all?
+
+
+# %%
+def net():
+    return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+
+def gradient(module, x, y):
+    return torch.cat([g.flatten() for g in torch.autograd.grad(mse_loss(module(x), y), list(module.parameters()))])
+
+
+module, x, y = net(), torch.randn(12, 5).double(), torch.randn(12, 3).double()
+parts = [gradient(module, x[k::3], y[k::3]) for k in range(3)]
+(sum(parts) / 3 - gradient(module, x, y)).abs().max().item()
+
+# %% [markdown]
+# Nothing but rounding, in the last of sixteen digits. Data parallelism is no approximation. It is the same training,
+# if you do two things:
+#
+# 1. **once**: all ranks get the same weights, those of rank 0;
+# 2. **in each step**, between backward and the optimizer: the gradients become their mean over the ranks.
+#
+# Then every rank makes the same update, and the weights stay equal without ever being sent again.
+
+
+# %%
+class ByHand(nn.Module):
+    """One all-reduce for each gradient, after backward."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        self.start()
+
+    def start(self):
+        for tensor in self.module.state_dict().values():  # parameters and buffers
+            dist.broadcast(tensor, src=0)
+
+    def forward(self, x):
+        return self.module(x)
+
+    def synchronize(self):
+        for parameter in self.module.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+# %% [markdown]
+# ## The proof
+#
+# To prove it we train. Each rank has another seed, so the models *would* differ. With one rank the same function is
+# the one process with the whole batch: it takes `x[0::1]`.
+
+
+# %%
+def train(wrap, make=net, optimizer=torch.optim.Adam):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(1000 + rank)
+    model, weights = wrap(make()), []
+    optimizer = optimizer(model.parameters(), lr=0.01)
+    for step in range(10):
+        made = torch.Generator().manual_seed(step)  # all ranks make the same batch ...
+        x, y = torch.randn(12, 8, generator=made, dtype=torch.float64).split([5, 3], dim=1)
+        optimizer.zero_grad()
+        mse_loss(model(x[rank::size]), y[rank::size]).backward()  # ... and take their part of it
+        model.synchronize()
+        optimizer.step()
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    return torch.stack(weights)
+
+
+one = run(train, ranks=1, args=(ByHand,)).results[0]
+by_hand = run(train, ranks=3, args=(ByHand,)).results
+print("same bits on all ranks:", all(torch.equal(weights, by_hand[0]) for weights in by_hand))
+
+# %% [markdown]
+# Beside it we train four others:
+#
+# - torch's own `DistributedDataParallel` (DDP), which averages inside `backward()`;
+# - ours without the broadcast at the start;
+# - ours with the sum of the gradients where the mean should be;
+# - a hook that is on the web: `register_post_accumulate_grad_hook(hook)`, where the hook averages its argument. That
+#   argument is the *parameter*. So it averages weights, and no gradient ever.
+#
+# **Predict:** for each of them, how far is it from one process after one step, and after ten: rounding, a millionth, or
+# more than a hundredth?
+
+
+# %%
+class TorchDDP(DistributedDataParallel):
+    def synchronize(self):
+        """Nothing is left to do."""
+
+
+class NoBroadcast(ByHand):
+    def start(self):
+        pass
+
+
+class Sum(ByHand):
+    def synchronize(self):
+        for parameter in self.module.parameters():
+            dist.all_reduce(parameter.grad)
+
+
+class PublishedHook(ByHand):
+    def start(self):
+        super().start()
+        for parameter in self.module.parameters():
+            parameter.register_post_accumulate_grad_hook(self.hook)
+
+    def hook(self, grad):  # so it is called there
+        with torch.no_grad():
+            dist.all_reduce(grad)
+            grad /= dist.get_world_size()
+
+    def synchronize(self):
+        pass
+
+
+wrappers = {"by hand": ByHand, "torch DDP": TorchDDP, "no broadcast": NoBroadcast, "sum": Sum, "hook": PublishedHook}
+found = {name: run(train, ranks=3, args=(wrap,)).results for name, wrap in wrappers.items()}
+show.difference(one, found)
+
+# %% [markdown]
+# Up is wrong; the grey band is rounding. *By hand* and *torch DDP* stay in the band at every step. The three others
+# leave it at once. Without the broadcast each rank trains another model, with a gradient that belongs to none of
+# them. The sum surprises many: with Adam its line is the lowest of the wrong ones, because Adam divides a constant
+# factor out again (all but its ε). With SGD the same mistake multiplies the learning rate by N. So a test with only
+# one optimizer, or one that looks whether "the loss falls", lets such mistakes pass:
+
+
+# %%
+def losses(wrap):
+    torch.manual_seed(dist.get_rank())
+    model, x = wrap(net()), torch.randn(64, 5, dtype=torch.float64)
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for step in range(200):
+        optimizer.zero_grad()
+        loss = mse_loss(model(x), x[:, :3].sin())
+        loss.backward()
+        model.synchronize()
+        optimizer.step()
+        found += [loss.item()] * (step in (0, 199))
+    return found
+
+
+for name, wrap in wrappers.items():
+    print(f"{name:13}", *[f"{a:.3f} -> {b:.3f}  " for a, b in run(losses, ranks=2, args=(wrap,)).results])
+
+# %% [markdown]
+# The loss falls in all five. Compare weights, after every step, in float64, with ranks that are seeded differently.
+# But compare *few* steps: rounding differences grow as well, and after some hundred steps in float32 two right runs
+# can be far apart.
+#
+# ## What is not the same: BatchNorm
+#
+# **"N GPUs behave like one huge GPU."** Put BatchNorm into the model. **Predict:** does the proof still hold?
+
+
+# %%
+def with_norm():
+    return nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+
+one_norm = run(train, ranks=1, args=(ByHand, with_norm)).results[0]
+found = {name: run(train, ranks=3, args=(wrappers[name], with_norm)).results for name in ("by hand", "torch DDP")}
+show.difference(one_norm, found)
+
+# %% [markdown]
+# It does not, and torch's DDP is no better. BatchNorm normalises with the mean and variance of the samples that *it
+# sees*: four on each rank, twelve in one process. The gradients are averaged all right, but of another function.
+# Nothing is broken; with 32 samples or more on a GPU people train so every day. If it matters, `nn.SyncBatchNorm`
+# computes the statistics over all ranks. It needs GPUs:
+
+
+# %%
+def synced():
+    return nn.SyncBatchNorm(5)(torch.randn(4, 5)).shape
+
+
+try:
+    run(synced, ranks=1, quiet=True)
+except RunError as error:
+    print(str(error).splitlines()[0])
+
+# %% [markdown]
+# Nor is *memory* pooled. **"DDP is the first choice for models that are too big for one card"** is wrong, too: each
+# rank keeps all parameters, all gradients and the whole state of the optimizer. **Predict:** of 147 numbers in this
+# model, how many does each of three ranks hold?
+
+# %%
+run(lambda: sum(p.numel() for p in TorchDDP(net()).parameters()), ranks=3).results
+
+# %% [markdown]
+# A model that does not fit on one GPU needs other means: FSDP, tensor or pipeline parallelism (lesson 12).
+#
+# ## Who does what: four sayings, run
+#
+# Each of these you can read. **Predict** for each: true or not?
+#
+# 1. "DDP synchronises the gradients *and updates the parameters*."
+# 2. "`model.eval()` tells DDP not to synchronise."
+# 3. "The API is the same as on one GPU."
+# 4. "Call `init_process_group` right after the imports, before `model.to(device)`."
+
+
+# %%
+def who_updates():
+    model = TorchDDP(net())
+    mse_loss(model(torch.ones(4, 5).double()), torch.zeros(4, 3).double()).backward()
+    if dist.get_rank() == 0:
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return round(sum(p.sum().item() for p in model.parameters()), 6)
+
+
+def in_eval_mode():
+    model = TorchDDP(net()).eval()
+    model(torch.ones(4, 5).double()).sum().backward()
+
+
+first, second = run(who_updates, ranks=2).results
+print("1. rank 0 called the optimizer, rank 1 did not; weights still equal:", first == second)
+r = run(in_eval_mode, ranks=2)
+print("2. all-reduces of rank 0 in eval mode:", sum(m.op == "all_reduce" for m in r.messages if m.rank == 0))
+print("3. names in its state_dict:", run(lambda: list(TorchDDP(net()).state_dict())[:2], ranks=1).results[0])
+try:
+    DistributedDataParallel(net())  # here, in the notebook, is no process group; building the model needs none
+except ValueError as error:
+    print("4.", error)
+
+# %% [markdown]
+# 1. Wrong. The optimizer of *each* rank updates. The weights stay equal only because all do the same.
+# 2. Wrong. `eval()` changes dropout and BatchNorm. What avoids all-reduces is no backward: `torch.no_grad()`.
+#    (Lesson 07 has `no_sync`.)
+# 3. Nearly. The names have `module.` in front, the model itself is `model.module`, and only one rank should write
+#    files.
+# 4. It must come before `DDP(model)`, no earlier: the wrapper is what talks. (On GPUs, choose the device first.)
+#
+# ## DataParallel is something else
+#
+# `nn.DataParallel` (DP) is older: *one* process with a thread for each GPU. On a CPU it only passes the call through:
+
+# %%
+dp = nn.DataParallel(module)
+dp.device_ids, torch.equal(dp(x), module(x))
+
+# %% [markdown]
+# So the next lines are not run here; they are from its source, `torch/nn/parallel/data_parallel.py` and the files
+# beside it. In **each forward** it cuts the batch (scatter), copies the model to every GPU (replicate), computes on
+# all of them in threads (parallel_apply), and collects the outputs on the first one (gather).
+#
+# | what people say | what the source does |
+# |---|---|
+# | "DP computes forward on the main card" | on all cards; only the outputs are gathered on one |
+# | "the loss is computed on the main card" | if it stands outside the module; inside `forward` every card has its own |
+# | "gradients stay on the cards: clear them by hand" | backward sums them in the one module; `zero_grad` as always |
+# | "DP is model parallelism" | it is data parallelism: every card gets the whole model, in every step anew |
+# | "DDP cannot use several cards in a process" | a model whose layers lie on several cards can: `device_ids=None` |
+#
+# DDP has a process for each GPU: no shared interpreter, no copies of the model in each step, and it works on many
+# nodes. The PyTorch documentation recommends it over DP on one machine, too.
+#
+# ## Is it faster?
+#
+# **"Near-linear scaling."** Two ranks share a batch of 256. **Predict:** how much faster is a step with two ranks
+# than with one, for a model of 64 columns, and for one of 1,024?
+
+
+# %%
+def seconds_per_step(width, steps=10):
+    model = ByHand(nn.Sequential(*[nn.Linear(width, width) for _ in range(4)]))
+    x, optimizer = torch.randn(256 // dist.get_world_size(), width), torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps + 2):
+        if step == 2:  # the first steps warm up
+            dist.barrier()
+            begin = time.perf_counter()
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        model.synchronize()
+        optimizer.step()
+    return (time.perf_counter() - begin) / steps
+
+
+for width in (64, 1024):
+    one_rank, two = (max(run(seconds_per_step, ranks, args=(width,)).results) for ranks in (1, 2))
+    print(f"{width:>5} columns: {one_rank * 1e3:7.2f} ms with one rank, {two * 1e3:7.2f} ms with two")
+
+# %% [markdown]
+# Look at the first line. The small model computes for so short a time that eight all-reduces cost more than half a
+# batch saves: with two ranks it is *slower*. The large model computes longer, and its bytes are more, too: 16.8 MB
+# of gradients. What decides is neither, but their ratio:
+#
+# **time with N ranks ≈ computing / N + communication that nobody hides.**
+#
+# Near-linear is what you get when the second term is small. Larger batches make it smaller: computing grows with the
+# batch, gradients do not. And half of the trick is to hide it: lesson 06.
+#
+# ## In three lines
+#
+# - Broadcast parameters and buffers once; average gradients in each step; every rank updates by itself.
+# - It equals one process on the whole batch, after every step, up to rounding; BatchNorm's statistics do not.
+# - It saves time, not memory, and time only if a step computes much longer than it talks.
+#
+# ## On A100s
+#
+# NVIDIA's published ResNet-50 table for a DGX A100 80GB (DeepLearningExamples, 21.03, batch 256 a GPU, mixed
+# precision): 2,470 images a second on one GPU, 16,621 on eight. That is 6.72 times as fast, not 8. With TF32, where
+# each step computes longer, it is 938 and 7,248, 7.72 times. The gradients are the same 97.5 MiB in both.
+#
+# ## Exercise
+#
+# [Exercise 05: data parallelism by hand](../exercises/05_data_parallelism/05_data_parallelism.ipynb) Write the
+# wrapper, for models with frozen parameters, tied weights and branches. About 30 minutes.
