@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from course_lib.train import checkpoint
+from course_lib.train.board import Board
 from course_lib.train.job import Job
 from course_lib.train.metrics import MetricsFile
 from course_lib.train.state import collect
@@ -22,6 +23,7 @@ class Journal:
         self.printed = 0.0
         if self.active:
             self.file = MetricsFile(job.folder / "metrics.jsonl", job.start)
+            self.board = Board(job.config.measure.tensorboard, job.folder, job.start)
             self.file.write("start", job.start, ranks=job.env.world_size, data=job.data.name, note=job.data.note)
             self.status("running")
 
@@ -43,6 +45,7 @@ class Journal:
         if not self.active:
             return
         self.file.write("train", step, epoch=epoch, lr=lr, **row)
+        self.board.write("train", step, {"lr": lr, **row})
         now = time.monotonic()
         if now - self.printed >= 2 or step % self.job.order.per_epoch == 0:
             self.printed = now
@@ -56,6 +59,7 @@ class Journal:
         self.last |= {"accuracy": row["accuracy"]}
         if self.active:
             self.file.write("eval", step, epoch=epoch, **row)
+            self.board.write("eval", step, row)
             right, samples = row["right"], row["samples"]
             self.job.env.say(f"epoch {epoch:>3}  test accuracy {row['accuracy']:.4f} ({right} of {samples})")
 
@@ -64,5 +68,6 @@ class Journal:
         state = collect(job, step)
         if self.active:
             self.file.settle()
+            self.board.settle()
             checkpoint.save(job.folder, state, job.config.run.keep)
             self.status("running")

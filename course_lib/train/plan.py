@@ -73,11 +73,11 @@ def state_bytes(job: Job) -> int:
 
 def hours_left(job: Job) -> str:
     """How long the rest will take, by the median speed that this run had before with as many ranks; else nothing."""
-    speeds: list[float] = []
+    speeds, alike = [], False
     for row in read_rows(job.folder / "metrics.jsonl"):
         if row["event"] == "start":
-            speeds = [] if row.get("ranks") != job.env.world_size else speeds
-        elif row["event"] == "train":
+            alike = row["ranks"] == job.env.world_size
+        elif row["event"] == "train" and alike:
             speeds.append(row["samples_per_s"])
     if not speeds or job.start == job.total:
         return ""

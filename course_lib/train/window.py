@@ -1,5 +1,6 @@
 """A window of steps under torch's profiler: what each rank did when, as a trace for ui.perfetto.dev."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ class Window:
     def before(self, step: int) -> None:
         """Start in the first step of the window."""
         if step == self.first:
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler prints lines that help nobody here
             activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
             self.profiler = profile(activities=activities)
             self.profiler.start()

@@ -48,6 +48,33 @@ OPTIONS = [  # words, and what the sentence must say: known before torch starts 
         "64 cannot be divided among 3 ranks; --data.global_batch 63 or 66 would do.",
     ),
     ("digits --data.global_batch 2", "2 cannot be divided among 3 ranks; --data.global_batch 3 would do."),
+    (
+        "digits --data.global_batch 64 --data.accumulate 5",
+        "64 cannot be divided among 3 ranks and 5 microbatches; --data.global_batch 60 or 75 would do.",
+    ),
+    (
+        "digits --data.batch 10",
+        "48 cannot be divided among 3 ranks in microbatches of 10; --data.global_batch 30 or 60 would do.",
+    ),
+    (
+        "digits --data.batch 8 --data.accumulate 4",
+        "--data.batch 8 x 3 ranks x --data.accumulate 4 is 96 samples, but --data.global_batch is 48;",
+    ),
+    ("digits --data.global_batch -1", "--data.global_batch must be at least 0"),
+    ("digits --data.mixup -1", "--data.mixup must be at least 0 and finite"),
+    ("digits --optim.clip inf", "--optim.clip must be at least 0 and finite"),
+    ("digits --optim.average 1", "--optim.average must be at least 0 and less than 1"),
+    ("digits --optim.reference_batch -256", "--optim.reference_batch must be at least 0"),
+    ("digits --amp.dtype fp16 --model.dtype float64", "use --model.dtype float32."),
+    ("digits --amp.scale 0", "--amp.scale must be greater than 0"),
+    ("digits --amp.growth_interval 0", "--amp.growth_interval must be at least 1"),
+    ("digits --ddp.static_graph --data.accumulate 2", "--ddp.static_graph does not go with accumulation (2 backwards"),
+    ("digits --ddp.static_graph --ddp.find_unused_parameters", "--ddp.static_graph and find_unused_parameters exclude"),
+    ("digits --ddp.bucket_mb 0", "--ddp.bucket_mb must be a finite number greater than 0, or None, but is 0.0."),
+    ("digits --ddp.comm_hook int8", "Invalid choice 'int8' for argument '--ddp.comm_hook'."),
+    ("digits --measure.profile_at -1", "--measure.profile_at must be at least 0"),
+    ("digits --measure.profile_steps 0", "--measure.profile_steps must be at least 1"),
+    ("digits --measure.peak_tflops nan", "--measure.peak_tflops must be at least 0 and finite"),
     ("digits --data.workers -1", "--data.workers must be at least 0"),
     ("digits --run.timeout 0", "--run.timeout must be greater than 0"),
     ("digits --run.keep 0", "--run.keep must be at least 1"),
@@ -62,7 +89,7 @@ def test_options(words, said):
     sentence = str(caught.value)
     assert said in sentence
     assert sentence[0].isupper() or sentence.startswith("--")
-    assert sentence.endswith((".", "?"))
+    assert sentence.endswith((".", "?", ".)"))
     assert "\n" not in sentence
     assert "---" not in sentence  # the rules that tyro draws
     assert "helptext" not in sentence
@@ -124,6 +151,8 @@ LATER = [  # found when the ranks are up already
     ),
     (["--data.name", "mnist", "--data.strict"], "mnist could not be downloaded to data ("),
     (["--model.name", "resnet18", "--data.global_batch", "359"], "has 1 samples for 1 ranks"),
+    (["--model.name", "mlp", "--model.channels_last"], "is for networks with 2-d convolutions, and this one has none."),
+    (["--model.sync_batchnorm", "--run.device", "cpu"], "--model.sync_batchnorm works on GPUs only"),
     (["--model.width", "10000000000"], "--model.width 10000000000 makes "),
     (["--run.dir", "strangers"], "strangers is not empty and holds no run (it has thesis.txt)."),
     (["--run.device", "cuda"], "torch sees no GPU here"),

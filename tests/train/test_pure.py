@@ -3,18 +3,23 @@
 import doctest
 import importlib
 import math
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from course_lib.train import batches
 from course_lib.train.data import test_keys as keys_of_test
+from course_lib.train.errors import ConfigError
+from course_lib.train.optim import OptimConfig, set_rate
 from course_lib.train.order import Order, epoch_order, share
 from course_lib.train.schedule import due, rate
 
-MODULES = ["order", "schedule", "randomness", "stopping", "folder", "status", "sources", "data", "notebook"]
+settings.register_profile("patient", deadline=None)  # a time limit would fail on a busy machine
+settings.load_profile("patient")
+MODULES = ["batches", "order", "schedule", "randomness", "stopping", "folder", "status", "sources", "data", "notebook"]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -119,3 +124,52 @@ def test_due_ends_every_epoch_and_the_run(every, per_epoch, total):
 def test_share_deals_like_cards():
     assert [share(np.arange(7), rank, 3).tolist() for rank in range(3)] == [[0, 3, 6], [1, 4], [2, 5]]
     assert math.prod(len(share(np.arange(2), rank, 3)) for rank in range(3)) == 0  # one goes without
+
+
+@given(st.integers(0, 200), st.integers(0, 20), st.integers(0, 8), st.integers(1, 8))
+def test_batch_sizes_are_one_product(global_batch, batch, accumulate, ranks):
+    try:
+        whole, part, times = batches.settle(global_batch, batch, accumulate, ranks)
+    except ConfigError as error:
+        assert str(error).endswith(".")
+        possible = [
+            (b, a)
+            for b in range(1, 201)
+            for a in range(1, 201)
+            if b * a * ranks == global_batch and b == (batch or b) and a == (accumulate or (a if batch else 1))
+        ]
+        assert not possible
+        return
+    assert whole == part * times * ranks
+    assert (whole, part, times) == (global_batch or whole, batch or part, accumulate or times)
+    if not batch and not accumulate:
+        assert times == 1
+
+
+@given(st.integers(0, 100), st.integers(1, 30))
+def test_microbatches_hold_each_sample_once(share, batch):
+    cut = batches.pieces(list(range(share)), batch)
+    assert list(chain(*cut)) == list(range(share))
+    assert len(cut) == batches.microbatches(share, batch)
+    assert {len(piece) for piece in cut} == batches.sizes(share, batch)
+    assert all(len(piece) == batch for piece in cut[:-1])
+
+
+RATES = [  # optimizer, rate for 256, global batch, rates of 8 steps, 4 of them warm-up; by hand: 1/2 (1 + cos(k pi / 5))
+    ("sgd", 0.1, 256, [0.025, 0.05, 0.075, 0.1, 0.0904508, 0.0654508, 0.0345492, 0.0095492]),
+    ("sgd", 0.1, 1024, [0.1, 0.2, 0.3, 0.4, 0.3618034, 0.2618034, 0.1381966, 0.0381966]),
+    ("sgd", 0.1, 128, [0.0125, 0.025, 0.0375, 0.05, 0.0452254, 0.0327254, 0.0172746, 0.0047746]),
+    ("adamw", 0.1, 1024, [0.05, 0.1, 0.15, 0.2, 0.1809017, 0.1309017, 0.0690983, 0.0190983]),
+    ("adamw", 0.1, 64, [0.0125, 0.025, 0.0375, 0.05, 0.0452254, 0.0327254, 0.0172746, 0.0047746]),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "lr", "global_batch", "wanted"), RATES)
+def test_rate_table(optimizer, lr, global_batch, wanted):
+    import torch
+
+    config = OptimConfig(optimizer, lr=lr, reference_batch=256, epochs=2, warmup_epochs=1)
+    real = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)
+    rates = [set_rate(config, real, step, 8, 4, global_batch) for step in range(1, 9)]
+    assert rates == pytest.approx(wanted, abs=5e-8)
+    assert real.param_groups[0]["lr"] == rates[-1]

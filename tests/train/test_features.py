@@ -1,0 +1,353 @@
+"""What the loop can do beyond its defaults: weights after each step on 3 ranks, against plain torch in one process.
+
+One run of ranks does all of it. The other side knows nothing of course_lib's loop: whole batches, the formulas of the
+papers written out, float64.
+"""
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from course_lib import run
+from course_lib.train.cli import parse
+from course_lib.train.environment import Environment
+from course_lib.train.job import Job
+from course_lib.train.journal import Journal
+from course_lib.train.loop import fit, gradients
+from course_lib.train.model import ModelConfig, build
+from course_lib.train.order import epoch_order
+from course_lib.train.prepare import prepare
+from course_lib.train.stopping import StopRequest
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.slow
+EXACT = {"rtol": 1e-12, "atol": 1e-14}
+SMALL = "digits --model.name mlp --model.width 2 --model.dropout 0 --model.dtype float64 --data.global_batch 444"
+SMALL += " --optim.epochs 2 --optim.warmup_epochs 0.5"  # 1437 = 3 * 444 + 105: step 4 is a tail, of 35 a rank
+CNN = "digits --model.width 2 --model.norm batch --model.dropout 0.3 --data.global_batch 480 --optim.epochs 1"
+HARD = "--optim.nesterov --optim.decay matrices --optim.clip 0.3"
+ADAMW = "--optim.name adamw --optim.lr 0.01 --optim.reference_batch 111"
+CASES = {  # name: (words, what plain torch does)
+    "plain": ("", {}),
+    "accumulate": ("--data.accumulate 4", {}),  # the tail: 35 = 37 - 2 a rank at once
+    "small batch": ("--data.batch 4", {}),  # 37 microbatches; the tail: 8 of 4 and one of 3
+    "bucket view": ("--ddp.gradient_as_bucket_view --data.accumulate 2", {}),
+    "nesterov": (HARD, {"nesterov": True, "clip": 0.3, "matrices": True}),
+    "zero": (f"{HARD} --optim.zero", {"nesterov": True, "clip": 0.3, "matrices": True}),
+    "adamw": (ADAMW, {"adamw": True, "lr": 0.02}),
+    "zero adamw": (f"{ADAMW} --optim.zero", {"adamw": True, "lr": 0.02}),
+    "linear": ("--optim.reference_batch 222", {"lr": 0.1}),
+    "smoothing": ("--optim.label_smoothing 0.1 --optim.average 0.8", {"smoothing": 0.1}),
+}
+OTHERS = {
+    "cnn": CNN,
+    "recompute": f"{CNN} --model.recompute",
+    "channels_last": f"{CNN} --model.channels_last",
+    "compiled": f"{CNN} --model.compile eager",
+    "bf16": f"{CNN} --amp.dtype bf16",
+    "fp16": f"{CNN} --amp.dtype fp16 --optim.clip 1 --data.accumulate 2",
+    "hook": f"{CNN} --ddp.comm_hook bf16",
+}
+SPLITS = {  # microbatches of each rank
+    "4 of 8 are one of 32": [[8, 8, 8, 8], [8, 8, 8, 8], [32]],
+    "uneven": [[8, 8, 4], [20], [5, 15]],
+    "a rank without samples": [[3], [1, 1], [0]],
+}
+
+
+def flat(tensors) -> torch.Tensor:
+    return torch.cat([t.detach().flatten().double() for t in tensors])
+
+
+class Spy:
+    """In place of job.update: keeps gradients as they come out of backward, weights and buffers after each step."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.update, self.steps = job, job.update, []
+        job.update = self
+
+    @property
+    def skipped(self) -> int:
+        return self.update.skipped
+
+    def __call__(self, want_norm: bool = False) -> torch.Tensor | None:
+        scale = self.job.scaler.get_scale() if self.job.scaler.is_enabled() else 1.0
+        grads = flat(p.grad for p in self.update.parameters) / scale
+        norm = self.update(want_norm)
+        weights, buffers = flat(self.job.module.parameters()), flat([*self.job.module.buffers(), torch.zeros(1)])
+        now = {"grads": grads, "norm": norm, "weights": weights, "buffers": buffers}
+        self.steps.append(now | {"scale": scale, "skipped": self.skipped})
+        return norm
+
+
+def burst_at(job: Job, step: int) -> None:
+    """Rank 1's gradient overflows in the last of its two backwards of a step, before anything is averaged."""
+    calls = []
+
+    def burst(gradient: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return gradient * float("inf") if dist.get_rank() == 1 and len(calls) == 2 * step else gradient
+
+    next(job.module.parameters()).register_hook(burst)
+
+
+def numbers(optimizer: torch.optim.Optimizer) -> int:
+    """How many numbers this rank's optimizer keeps; with ZeRO-1 that is the inner one."""
+    states = getattr(optimizer, "optim", optimizer).state.values()
+    return sum(t.numel() for state in states for t in state.values() if isinstance(t, torch.Tensor))
+
+
+def ready(words: str, folder: str, env: Environment) -> Job:
+    config = parse(words.split())
+    return prepare(replace(config, run=replace(config.run, dir=Path(folder))), env)
+
+
+def train(words: str, folder: str, env: Environment, overflow_at: int | None = None) -> dict:
+    job = ready(words, folder, env)
+    spy = Spy(job)
+    if overflow_at:
+        burst_at(job, overflow_at)
+    fit(job, Journal(job), StopRequest())
+    averaged = flat(job.average.module.parameters()) if job.average.module else None
+    return {"steps": spy.steps, "average": averaged, "kept": numbers(job.optimizer)}
+
+
+def split_gradients(job: Job, split: list[list[int]]) -> torch.Tensor:
+    """Gradients of microbatches of these sizes, made up of the first samples of the training set."""
+    before, mine = sum(sum(part) for part in split[: job.env.rank]), split[job.env.rank]
+    parts, start = [], before
+    for number, size in enumerate(mine, 1):
+        items = [job.data.train[1, i] for i in range(start, start + size)]
+        images = torch.stack([image for image, _ in items]) if items else torch.empty(0, *job.data.shape)
+        parts.append((images, torch.tensor([label for _, label in items], dtype=torch.int64), number == len(mine)))
+        start += size
+    job.order = SimpleNamespace(count=lambda step: sum(map(sum, split)))
+    job.optimizer.zero_grad()
+    gradients(job, 1, parts)
+    return flat(p.grad for p in job.module.parameters())
+
+
+def in_ranks(folder: str) -> dict:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    env = Environment(rank, rank, size, torch.device("cpu"), "gloo", dist.group.WORLD)
+    found = {name: train(f"{SMALL} {words}", f"{folder}/{name}", env) for name, (words, _) in CASES.items()}
+    found |= {name: train(words, f"{folder}/{name}", env) for name, words in OTHERS.items()}
+    found["overflow"] = train(OTHERS["fp16"], f"{folder}/overflow", env, overflow_at=2)
+    for name, split in SPLITS.items():
+        found[name] = split_gradients(ready(SMALL, f"{folder}/{name}", env), split)
+    job = ready(f"{CNN} --model.dropout 0", f"{folder}/normed", env)
+    found["normed"] = split_gradients(job, [[2, 2], [6], [3, 3, 2]])  # buffers are sent once a step, whatever the parts
+    return found
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("features")
+    return folder, run(in_ranks, ranks=3, args=(str(folder),), timeout=120)
+
+
+@pytest.fixture(scope="module")
+def digits(root):
+    with np.load(root / "course_lib" / "data" / "digits.npz") as arrays:
+        train = np.arange(1797) % 5 != 0
+        images = (torch.from_numpy(arrays["images"][train]).float().unsqueeze(1) / 16 - 0.305) / 0.376
+        return images.double(), torch.from_numpy(arrays["labels"][train]).long()
+
+
+def plain_torch(digits, adamw=False, nesterov=False, matrices=False, clip=0.0, lr=0.05, smoothing=0.0):
+    """Eight steps of whole batches; yields weights and the norm of the gradients before clipping."""
+    net = build(ModelConfig("mlp", width=2, dropout=0, dtype="float64"), (1, 8, 8), 10, seed=0)
+    plain = [p for p in net.parameters() if not matrices or p.ndim > 1]
+    rest = [p for p in net.parameters() if matrices and p.ndim == 1]
+    groups = [{"params": plain, "weight_decay": 5e-4}] + [{"params": rest, "weight_decay": 0.0}] * bool(rest)
+    if adamw:
+        optimizer = torch.optim.AdamW(groups, lr=lr)
+    else:
+        optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=nesterov)
+    step = 0
+    for epoch in (1, 2):
+        for chosen in torch.from_numpy(epoch_order(0, epoch, 1437)).split(444):
+            step += 1
+            warm = step <= 2  # half an epoch of four steps
+            rate = lr * step / 2 if warm else lr * 0.5 * (1 + math.cos(math.pi * (step - 2) / 7))
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            F.cross_entropy(net(digits[0][chosen]), digits[1][chosen], label_smoothing=smoothing).backward()
+            norm = math.sqrt(sum(float((p.grad**2).sum()) for p in net.parameters()))
+            if clip and norm > clip:
+                for p in net.parameters():
+                    p.grad *= clip / (norm + 1e-6)  # torch adds this
+            optimizer.step()
+            optimizer.zero_grad()
+            yield flat(net.parameters()), norm
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_plain_torch_after_each_step(done, digits, name):
+    wanted = list(plain_torch(digits, **CASES[name][1]))
+    for rank in range(3):
+        steps = done[1].results[rank][name]["steps"]
+        assert len(steps) == 8
+        for number, (step, (weights, norm)) in enumerate(zip(steps, wanted, strict=True), 1):
+            torch.testing.assert_close(step["weights"], weights, **EXACT, msg=lambda m, n=number: f"step {n}: {m}")
+            assert float(step["norm"]) == pytest.approx(norm, rel=1e-12)
+    assert len({tuple(done[1].results[rank][name]["steps"][-1]["weights"].tolist()) for rank in range(3)}) == 1
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_microbatches_add_up_to_the_whole_batch(done, digits, name):
+    count = sum(map(sum, SPLITS[name]))
+    net = build(ModelConfig("mlp", width=2, dropout=0, dtype="float64"), (1, 8, 8), 10, seed=0)
+    F.cross_entropy(net(digits[0][:count]), digits[1][:count]).backward()
+    for rank in range(3):
+        torch.testing.assert_close(done[1].results[rank][name], flat(p.grad for p in net.parameters()), **EXACT)
+
+
+def test_ranks_with_other_numbers_of_microbatches_agree_with_batchnorm(done):
+    first = done[1].results[0]["normed"]
+    assert first.abs().max() > 0
+    assert all(torch.equal(first, done[1].results[rank]["normed"]) for rank in (1, 2))
+
+
+def test_one_all_reduce_a_bucket_a_step(done):
+    """The mlp has one bucket of this size: one for each of 8 steps, and the thrown-away one; 37 microbatches or one."""
+    parameters = (64 * 16 + 16) + (16 * 10 + 10)
+    sent = [m for m in done[1].messages if m.rank == 0 and m.op == "all_reduce" and m.nbytes == 8 * parameters]
+    assert len(sent) == len(CASES) * (8 + 1) + len(SPLITS) * (1 + 1)
+
+
+def test_zero_keeps_a_part_and_saves_the_whole(done):
+    folder, result = done
+    parts = [result.results[rank]["zero"]["kept"] for rank in range(3)]
+    assert sum(parts) == result.results[0]["nesterov"]["kept"]
+    assert max(parts) < sum(parts)
+    for zero, plain in (("zero", "nesterov"), ("zero adamw", "adamw")):
+        saved = [torch.load(newest(folder / name), weights_only=True) for name in (zero, plain)]
+        ours, theirs = (part["optimizer"]["state"] for part in saved)
+        assert ours.keys() == theirs.keys()
+        for key in ours:
+            for field, value in theirs[key].items():
+                assert torch.equal(torch.as_tensor(ours[key][field]), torch.as_tensor(value))
+
+
+def newest(folder):
+    return max((folder / "checkpoints").iterdir()) / "state.pt"
+
+
+def test_average_of_weights_by_its_formula(done, digits):
+    folder, result = done
+    weights = [step["weights"] for step in result.results[0]["smoothing"]["steps"]]
+    average = weights[0]
+    for now in weights[1:]:
+        average = 0.8 * average + 0.2 * now
+    torch.testing.assert_close(result.results[2]["smoothing"]["average"], average, **EXACT)
+    saved = torch.load(newest(folder / "smoothing"), weights_only=True)
+    torch.testing.assert_close(flat(saved["average"].values()), average, **EXACT)
+    assert saved["average"].keys() == saved["model"].keys()
+    rows = (folder / "smoothing" / "metrics.jsonl").read_text().splitlines()
+    assert sum("average_accuracy" in row for row in rows) == 2
+
+
+def test_recomputing_changes_no_bit(done):
+    """BatchNorm and dropout in it: statistics are counted once, and the same activations are dropped."""
+    for rank in range(3):
+        for plain, again in zip(*(done[1].results[rank][name]["steps"] for name in ("cnn", "recompute")), strict=True):
+            assert torch.equal(plain["weights"], again["weights"])
+            assert torch.equal(plain["buffers"], again["buffers"])
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("channels_last", 1e-5), ("compiled", 1e-5), ("bf16", 0.05), ("hook", 0.05)]
+)
+def test_gradients_of_the_first_step_are_near(done, name, near):
+    plain, other = (done[1].results[0][case]["steps"][0]["grads"] for case in ("cnn", name))
+    error = (plain - other).norm() / plain.norm()
+    assert error < near
+    if near > 1e-3:
+        assert error > 1e-4  # 16 bits did happen
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all(done):
+    for rank in range(3):
+        steps = done[1].results[rank]["overflow"]["steps"]
+        assert [step["scale"] for step in steps] == [2.0**16, 2.0**16, 2.0**15]
+        assert [step["skipped"] for step in steps] == [0, 1, 1]
+        assert torch.equal(steps[0]["weights"], steps[1]["weights"])
+        assert not torch.equal(steps[1]["weights"], steps[2]["weights"])
+        assert torch.isfinite(steps[2]["weights"]).all()
+        straight = done[1].results[rank]["fp16"]["steps"]
+        assert [step["skipped"] for step in straight] == [0, 0, 0]
+        assert not torch.equal(straight[0]["weights"], straight[1]["weights"])
+
+
+def test_fp16_gradients_are_unscaled_before_they_are_clipped(done):
+    for step, plain in zip(*(done[1].results[0][name]["steps"] for name in ("fp16", "cnn")), strict=True):
+        assert float(step["norm"]) == pytest.approx(float(step["grads"].norm()), rel=1e-3)
+        assert float(step["norm"]) == pytest.approx(float(plain["norm"]), rel=0.5)
+
+
+def test_keys_are_those_of_the_bare_network(done):
+    folder, _ = done
+    bare = build(ModelConfig(width=2, norm="batch"), (1, 8, 8), 10, seed=0).state_dict().keys()
+    for name in OTHERS:
+        assert torch.load(newest(folder / name), weights_only=True)["model"].keys() == bare
+
+
+def test_mixup_is_its_formula():
+    from course_lib.train.transforms import mixup
+
+    images, labels = torch.rand(5, 1, 2, 2, dtype=torch.float64), torch.tensor([0, 1, 2, 2, 1])
+    same, names = mixup(0.0, 3)(images, labels)
+    assert same is images
+    assert names is labels
+    torch.manual_seed(3)
+    mixed, soft = mixup(0.4, 3)(images, labels)
+    part = float(soft[1, 1])  # of itself; the rest is its neighbour's
+    assert 0 < part < 1
+    torch.testing.assert_close(mixed, part * images + (1 - part) * images.roll(1, 0))
+    assert soft.sum(1) == pytest.approx([1.0] * 5)
+    assert soft[0].tolist() == pytest.approx([part, 1 - part, 0])
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_recomputing_keeps_less():
+    """Bytes that autograd keeps for backward, counted as it packs them."""
+    from course_lib.train.placement import blocks_of, recompute
+
+    def kept(net: nn.Module) -> int:
+        sizes = []
+        weights = {p.data_ptr() for p in net.parameters()}
+
+        def pack(tensor):
+            sizes.append(0 if tensor.data_ptr() in weights else tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            net(torch.ones(100, 4, requires_grad=True)).sum()
+        return sum(sizes)
+
+    plain, again = Deep(), Deep()
+    assert blocks_of(again) == list(again.blocks)
+    recompute(again)
+    assert kept(plain) >= 3 * 2 * 400  # what goes into each Linear
+    assert kept(again) <= 3 * 400  # what goes into each block
