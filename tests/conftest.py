@@ -25,9 +25,9 @@ def root() -> Path:
     return ROOT
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def processes_with():
-    """Function: the processes with NAME=value in their environment, after at most 10 s of waiting."""
+    """Function: the processes with NAME=value in their environment, once they are none or the patience is over."""
     return _processes_with
 
 

@@ -1,5 +1,6 @@
 """Text to notebooks: the builder on a small course, then what is committed here, then every notebook run."""
 
+import asyncio
 import copy
 import json
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client.manager import AsyncKernelManager
 
 from tools import notebooks, source
 from tools.execute import execute
@@ -256,10 +258,22 @@ def runnable() -> list[str]:
     return lessons + [f"solutions/{name}/{name}.ipynb" for name in exercises]
 
 
+@pytest.fixture(scope="module")
+def kernel(processes_with):
+    """One for all notebooks that this worker runs: (kernel, the tag that it and what it starts carry)."""
+    manager, tag = AsyncKernelManager(kernel_name="python3"), uuid.uuid4().hex
+    yield manager, tag
+    if manager.has_kernel:
+        asyncio.run(manager.shutdown_kernel(now=False))
+    assert processes_with("COURSE_TEST_NOTEBOOK", tag) == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", runnable())
-def test_runs_without_an_error_and_leaves_no_process(built, name: str, processes_with):
-    tag = uuid.uuid4().hex
-    execute(copy.deepcopy(built[name]), (ROOT / name).parent, COURSE_TEST_NOTEBOOK=tag, OMP_NUM_THREADS="1")
-    assert processes_with("COURSE_TEST_NOTEBOOK", tag) == []
+def test_runs_without_an_error_and_leaves_no_process(built, name: str, kernel, processes_with):
+    manager, tag = kernel
+    environment = {"COURSE_TEST_NOTEBOOK": tag, "OMP_NUM_THREADS": "1"}
+    execute(copy.deepcopy(built[name]), (ROOT / name).parent, kernel=manager, **environment)
+    left = [line for line in processes_with("COURSE_TEST_NOTEBOOK", tag, 2) if "ipykernel_launcher" not in line]
+    assert len(left) <= 1 and all("course_lib.launch.agent" in line for line in left), left

@@ -153,6 +153,5 @@ class _World:
             if self.topology.node_of[a] != self.topology.node_of[b]:
                 uplinks[self.topology.node_of[a]] += nbytes
         results = [player.value for player in self.players]
-        return Simulation(
-            results, [""] * len(clocks), messages, max(clocks), clocks, sent, dict(self.links), dict(uplinks)
-        )
+        counted = {"clocks": clocks, "sent": sent, "links": dict(self.links), "uplinks": dict(uplinks)}
+        return Simulation(results, [""] * len(clocks), messages, max(clocks), **counted)

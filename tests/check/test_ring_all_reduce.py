@@ -105,7 +105,7 @@ def test_cases_are_fresh_and_cover_what_the_exercise_promises():
     assert not torch.equal(one[0].inputs[0], other[0].inputs[0]) and not torch.equal(*one[0].inputs[:2])
     assert [case.world for case in one] == sorted((case.world for case in one), reverse=True)
     four = [case for case in one if case.world == 4]
-    assert {0, 3, 5} <= {case.inputs[0].numel() for case in four}
+    assert {0, 3} <= {case.inputs[0].numel() for case in four}
     assert {0, 1, 2} <= {case.inputs[0].numel() for case in one}
     assert {case.inputs[0].dtype for case in four} == {torch.float32, torch.float64, torch.bfloat16, torch.int64}
 
