@@ -42,6 +42,11 @@ def check(config: ModelConfig) -> None:
         raise ConfigError(f"--model.width must be at least 1, but is {config.width}.")
     if not 0 <= config.dropout < 1:
         raise ConfigError(f"--model.dropout must be at least 0 and less than 1, but is {config.dropout}.")
+    if config.recompute and config.compile != "no":
+        raise ConfigError(
+            "--model.recompute does not go with --model.compile: torch.compile decides by itself what to keep for "
+            "backward and what to compute again, and cannot follow blocks that keep BatchNorm's statistics apart."
+        )
 
 
 def cnn(shape: tuple[int, int, int], classes: int, width: int, norm: str, dropout: float) -> nn.Module:

@@ -65,6 +65,7 @@ OPTIONS = [  # words, and what the sentence must say: known before torch starts 
     ("digits --optim.clip inf", "--optim.clip must be at least 0 and finite"),
     ("digits --optim.average 1", "--optim.average must be at least 0 and less than 1"),
     ("digits --optim.reference_batch -256", "--optim.reference_batch must be at least 0"),
+    ("digits --model.recompute --model.compile inductor", "--model.recompute does not go with --model.compile:"),
     ("digits --amp.dtype fp16 --model.dtype float64", "use --model.dtype float32."),
     ("digits --amp.scale 0", "--amp.scale must be greater than 0"),
     ("digits --amp.growth_interval 0", "--amp.growth_interval must be at least 1"),

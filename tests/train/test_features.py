@@ -58,6 +58,10 @@ OTHERS = {
     "fp16": f"{CNN} --amp.dtype fp16 --optim.clip 1 --data.accumulate 2",
     "hook": f"{CNN} --ddp.comm_hook bf16",
 }
+EVERYTHING = (
+    f"{CNN} --amp.dtype fp16 --amp.growth_interval 2 --optim.average 0.9 --optim.zero --optim.name adamw "
+    "--optim.lr 0.01 --optim.clip 1 --data.accumulate 2 --data.mixup 0.3 --model.recompute --ddp.gradient_as_bucket_view"
+)
 SPLITS = {  # microbatches of each rank
     "4 of 8 are one of 32": [[8, 8, 8, 8], [8, 8, 8, 8], [32]],
     "uneven": [[8, 8, 4], [20], [5, 15]],
@@ -143,6 +147,8 @@ def in_ranks(folder: str) -> dict:
     found = {name: train(f"{SMALL} {words}", f"{folder}/{name}", env) for name, (words, _) in CASES.items()}
     found |= {name: train(words, f"{folder}/{name}", env) for name, words in OTHERS.items()}
     found["overflow"] = train(OTHERS["fp16"], f"{folder}/overflow", env, overflow_at=2)
+    for name, words in (("straight", ""), ("resumed", "--run.stop_after 2"), ("resumed", "")):
+        found[name] = train(f"{EVERYTHING} {words}", f"{folder}/{name}", env)
     for name, split in SPLITS.items():
         found[name] = split_gradients(ready(SMALL, f"{folder}/{name}", env), split)
     job = ready(f"{CNN} --model.dropout 0", f"{folder}/normed", env)
@@ -301,6 +307,24 @@ def test_keys_are_those_of_the_bare_network(done):
     bare = build(ModelConfig(width=2, norm="batch"), (1, 8, 8), 10, seed=0).state_dict().keys()
     for name in OTHERS:
         assert torch.load(newest(folder / name), weights_only=True)["model"].keys() == bare
+
+
+def test_a_resumed_run_has_the_bits_of_the_straight_one(done):
+    """Scaler, average, parts of the optimizer, mixtures: all of it in one run, stopped after 2 of 3 steps."""
+    folder, result = done
+    assert [step["scale"] for step in result.results[0]["straight"]["steps"]] == [2.0**16, 2.0**16, 2.0**17]
+    assert [step["scale"] for step in result.results[0]["resumed"]["steps"]] == [2.0**17]
+    straight, resumed = (torch.load(newest(folder / name), weights_only=True) for name in ("straight", "resumed"))
+    assert straight.keys() == {"step", "world_size", "model", "optimizer", "scaler", "average"}
+    assert equal_bits(straight, resumed)
+
+
+def equal_bits(a, b) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal_bits(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal_bits, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 def test_mixup_is_its_formula():

@@ -155,7 +155,7 @@ def test_microbatches_hold_each_sample_once(share, batch):
     assert all(len(piece) == batch for piece in cut[:-1])
 
 
-RATES = [  # optimizer, rate for 256, global batch, rates of 8 steps, 4 of them warm-up; by hand: 1/2 (1 + cos(k pi / 5))
+RATES = [  # optimizer, rate for 256, global batch, rates of 8 steps, 4 of warm-up; by hand: 1/2 (1 + cos(k pi / 5))
     ("sgd", 0.1, 256, [0.025, 0.05, 0.075, 0.1, 0.0904508, 0.0654508, 0.0345492, 0.0095492]),
     ("sgd", 0.1, 1024, [0.1, 0.2, 0.3, 0.4, 0.3618034, 0.2618034, 0.1381966, 0.0381966]),
     ("sgd", 0.1, 128, [0.0125, 0.025, 0.0375, 0.05, 0.0452254, 0.0327254, 0.0172746, 0.0047746]),
