@@ -12,7 +12,7 @@ from course_lib.show.picture import Picture, png_of
 from course_lib.train.record import TrainRun
 
 # Okabe and Ito's colours, those that stand out on white, each with a line style of its own.
-_STYLES = [("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#8F4A78", ":"), ("#222222", "-")]
+STYLES = [("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#8F4A78", ":"), ("#222222", "-")]
 _WIDTH = 720  # pixels on the page; the file has twice as many
 
 
@@ -45,7 +45,7 @@ def loss(*runs: Run | Sequence[Run], labels: Sequence[str] = ()) -> Picture:
     panels = figure.subplots(2 if tested else 1, sharex=True, squeeze=False, height_ratios=[5, 2][: 1 + tested])
     axes = list(panels[:, 0])
     for k, (run, name) in enumerate(zip(read, names, strict=True)):
-        colour, dash = _STYLES[k % len(_STYLES)]
+        colour, dash = STYLES[k % len(STYLES)]
         _loss_line(axes[0], run, _legend(run, name), colour, dash)
         if tested:
             _accuracy_marks(axes[1], run, colour)

@@ -204,12 +204,11 @@ def _onebit(
         wanted = gradient + old(state, key(bucket))
         payload = pack(wanted >= 0, scale(wanted, gradient))
         state[key(bucket)] = keep(wanted, gradient.clone(), unpack(payload, [n], wanted.dtype))
-        everyones = payload.new_empty(dist.get_world_size() * len(payload))
-        work = dist.all_gather_into_tensor(everyones, payload, async_op=True)
+        everyones = [torch.empty_like(payload) for _ in range(dist.get_world_size())]
+        work = dist.all_gather(everyones, payload, async_op=True)
 
         def decode(_):
-            parts = everyones.chunk(dist.get_world_size())
-            gradient.copy_(combine([unpack(part, [n], gradient.dtype) for part in parts]))
+            gradient.copy_(combine([unpack(part, [n], gradient.dtype) for part in everyones]))
             return gradient
 
         return finish(work.get_future(), decode)
@@ -247,11 +246,11 @@ def _averages_the_residual(state, bucket):
     gradient, n, key = bucket.buffer(), bucket.buffer().numel(), tuple(bucket.parameters())
     wanted = gradient + state.get(key, 0)
     payload = pack(wanted >= 0, wanted.abs().mean())
-    everyones = payload.new_empty(dist.get_world_size() * len(payload))
-    work = dist.all_gather_into_tensor(everyones, payload, async_op=True)
+    everyones = [torch.empty_like(payload) for _ in range(dist.get_world_size())]
+    work = dist.all_gather(everyones, payload, async_op=True)
 
     def decode(_):
-        average = _mean([unpack(part, [n], gradient.dtype) for part in everyones.chunk(dist.get_world_size())])
+        average = _mean([unpack(part, [n], gradient.dtype) for part in everyones])
         state[key] = wanted - average
         return gradient.copy_(average)
 
@@ -317,9 +316,10 @@ def _by_parameter(state, bucket):
     payload = pack(wanted >= 0, wanted.abs().mean())
     left = wanted - unpack(payload, [sum(sizes)], torch.float64)
     state.update(zip(bucket.parameters(), left.split(sizes), strict=True))
-    found = [torch.empty_like(payload) for _ in range(dist.get_world_size())]
-    future = dist.all_gather(found, payload, async_op=True).get_future()
-    return future.then(lambda _: sum(unpack(p, [sum(sizes)], torch.float64) for p in found) / len(found))
+    size = dist.get_world_size()
+    found = payload.new_empty(size * len(payload))
+    future = dist.all_gather_single(found, payload, async_op=True).get_future()
+    return future.then(lambda _: sum(unpack(p, [sum(sizes)], torch.float64) for p in found.chunk(size)) / size)
 
 
 HOOK_RIGHT = {

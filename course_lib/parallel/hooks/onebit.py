@@ -37,15 +37,14 @@ def onebit_hook(state: OneBit, bucket: dist.GradBucket) -> torch.futures.Future[
     payload = pack(wanted >= 0, torch.stack([part.abs().mean() for part in wanted.split(sizes)]))
     if state.feedback:
         _remember(state, bucket.parameters(), wanted - unpack(payload, sizes, wanted.dtype))
-    world = dist.get_world_size(state.group)
-    everyones = payload.new_empty(world * payload.numel())
-    work = dist.all_gather_into_tensor(everyones, payload, group=state.group, async_op=True)
+    everyones = [torch.empty_like(payload) for _ in range(dist.get_world_size(state.group))]
+    work = dist.all_gather(everyones, payload, group=state.group, async_op=True)
 
     def decode(_: torch.futures.Future) -> torch.Tensor:
         gradients.zero_()
-        for theirs in everyones.chunk(world):  # all ranks in the same order, so all get the same bits
+        for theirs in everyones:  # all ranks in the same order, so all get the same bits
             gradients.add_(unpack(theirs, sizes, gradients.dtype))
-        return gradients.div_(world)
+        return gradients.div_(len(everyones))
 
     return work.get_future().then(decode)
 

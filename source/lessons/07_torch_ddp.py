@@ -1,0 +1,408 @@
+# %% [markdown]
+# # 07 · torch's DDP
+#
+# **Afterwards you can** say what each knob of torch's `DistributedDataParallel` changes and what it costs, because you
+# have measured it; accumulate gradients without paying for every microbatch, and with the right loss; and choose or
+# write a comm hook.
+#
+# **Time** 40 minutes to read; the cells run in less than a minute.
+
+# %%
+from contextlib import nullcontext
+from importlib.resources import files
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from course_lib import run, show
+from course_lib.launch import RunError
+from course_lib.parallel import hooks
+from course_lib.parallel.ddp import DDPOptions, wrap
+
+# %% [markdown]
+# ## What it sends, and when
+#
+# You wrote this wrapper yourself in lesson 06: buckets in reverse order, all-reduced while backward goes on. torch's
+# does the same in C++ (Li et al., *PyTorch Distributed*, 2020). `r.messages` holds its all-reduces, too. The barriers
+# are there so that we can tell the steps apart.
+
+
+# %%
+def net(layers=8, width=512):
+    torch.manual_seed(dist.get_rank())  # other weights on each rank: DDP sends those of rank 0 to all
+    return nn.Sequential(*(layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.ReLU())))
+
+
+def steps(knobs):
+    model = DistributedDataParallel(net(), **knobs)
+    for _ in range(3):
+        dist.barrier()
+        model.zero_grad()
+        model(torch.randn(8, 512)).square().mean().backward()
+
+
+def sent(r, op="all_reduce"):
+    """The bytes of each such call of rank 0, step by step."""
+    found = []
+    for m in r.messages:
+        if m.rank == 0 and m.op == "barrier":
+            found.append([])
+        elif m.rank == 0 and m.op == op and found:
+            found[-1].append(m.nbytes)
+    return found
+
+
+# %% [markdown]
+# Eight layers of 512x512 have 8 MiB of gradients. **Predict:** how many all-reduces in the first step? In the second?
+
+# %%
+for knobs in ({}, {"bucket_cap_mb": 25}, {"bucket_cap_mb": 2}):
+    found = [[f"{n / 2**20:.1f}" for n in step] for step in sent(run(steps, ranks=2, args=(knobs,)))]
+    print(f"{knobs!s:<22} MiB in step 0: {found[0]}, step 1: {found[1]}, step 2: {found[2]}")
+
+# %% [markdown]
+# Step 0 is one all-reduce of everything: DDP does not know yet in which order gradients arrive. It looks, and fills
+# its buckets anew. From step 1 on, by default, the bucket that is full first holds 1 MiB at least, so that
+# communication begins early, and the others 25. (A bucket is closed by the tensor that fills it, hence 2 MiB and not
+# 1.) **An explicit 25 is not the default**: it holds for the first bucket, too. Measure from the second step on,
+# always.
+#
+# **"NCCL fuses many small gradients into one all-reduce."** It was DDP: there is no NCCL here, it was gloo, and 16
+# tensors made two messages. **"DDP waits until all gradients are ready."** That is step 0 only. **"It starts when *a
+# gradient* is ready."** When its *bucket* is, and all buckets before it.
+#
+# **"Overlap means `gradient_as_bucket_view=True, static_graph=True`."** Overlap is always on. Here is a larger net
+# with 4 MiB buckets, in its fourth step. **Predict:** when does the last all-reduce end, before or after `backward()`
+# returns?
+
+
+# %%
+def profiled_steps():
+    model = DistributedDataParallel(net(layers=4, width=1024), bucket_cap_mb=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(128, 1024)).square().mean().backward()
+        optimizer.step()
+
+
+show.timeline(run(show.profiled(profiled_steps), ranks=2))
+
+# %% [markdown]
+# Look at the green of "backward": the first all-reduces start while it goes on (dashed: waiting for a rank that is
+# late). The last one starts when the first layer is done, and `backward()`, the black line above, does not return
+# before it has ended. So the overlap is with the *same* backward. **"Communication overlaps with the next batch."**
+# No: the optimizer needs the averages, and one that did not wait would step with old gradients. On two cores gloo's
+# threads take their time from those that compute, so overlap gains little here; lesson 06 measures it.
+#
+# ## The knobs
+#
+# **`gradient_as_bucket_view`.** DDP copies each gradient into its bucket, and the average back: gradients exist twice.
+# With this knob `.grad` *is* a part of the bucket. We add up the memory behind the gradients and the buckets (a comm
+# hook, more about it below, lets us see the buckets).
+
+
+# %%
+def memory(knobs):
+    model, found = DistributedDataParallel(net(), **knobs), {}
+
+    def look(state, bucket):
+        found[bucket.buffer().untyped_storage().data_ptr()] = bucket.buffer().untyped_storage().nbytes()
+        return hooks.bf16_compress_hook(state, bucket)
+
+    model.register_comm_hook(None, look)
+    for _ in range(2):
+        found.clear()
+        model(torch.randn(8, 512)).square().mean().backward()
+    found |= {p.grad.untyped_storage().data_ptr(): p.grad.untyped_storage().nbytes() for p in model.parameters()}
+    return f"{sum(found.values()) / 2**20:.1f} MiB"
+
+
+for knobs in ({}, {"gradient_as_bucket_view": True}):
+    print(knobs, run(memory, ranks=2, args=(knobs,)).results[0])
+
+# %% [markdown]
+# One copy of all gradients less: for ResNet-50 that is 97.5 MiB on each rank. The price: `p.grad.detach_()` is an error
+# then. (`optimizer.zero_grad()` is fine. That it saves memory by setting gradients to None is right, and has been the
+# default since torch 2.0.)
+#
+# **`find_unused_parameters`** lets a step leave parameters out. **`static_graph`** promises that every step uses the
+# same ones. **`forward_sync_buffers`** (once `broadcast_buffers`) sends rank 0's buffers, such as BatchNorm's
+# statistics, to all before each forward. And two things that people take for knobs: `model.eval()`, and autocast.
+# **Predict** which of them change what is sent:
+
+
+# %%
+def one_way(knobs, way):
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(99, 99), nn.BatchNorm1d(99)), **knobs)
+    model.train(way != "eval")
+    for _ in range(3):
+        dist.barrier()
+        with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
+            loss = model(torch.randn(8, 99)).square().mean()
+        if way != "no_grad":
+            loss.backward()
+
+
+ways = [({}, ""), ({"find_unused_parameters": True}, ""), ({"static_graph": True}, "")]
+ways += [({"forward_sync_buffers": False}, ""), ({}, "eval"), ({}, "no_grad"), ({}, "autocast")]
+for knobs, way in ways:
+    r = run(one_way, ranks=2, args=(knobs, way), quiet=True)
+    print(f"{way or knobs or 'as it is'!s:<32} all-reduce {sent(r)[2]!s:<14} broadcast {sent(r, 'broadcast')[2]}")
+
+# %% [markdown]
+# - `find_unused_parameters` costs one more all-reduce in each step, 4 bytes a parameter, and a walk through the graph.
+#   Turn it on only if a branch is really left out; DDP raises an error when you need it, and warns when you do not.
+# - `static_graph` does not change what is sent (its two small broadcasts tell the new order of the buckets, a step
+#   later than else), so there is no effect to be seen here. It finds unused parameters once instead of in each step,
+#   and allows some kinds of activation checkpointing.
+# - Without `forward_sync_buffers` no buffers are sent, and each rank keeps statistics of its own: then synchronise them
+#   before you evaluate or save.
+# - **"`model.eval()` tells DDP not to synchronise."** It does not: it is for dropout and BatchNorm. What is without a
+#   backward, as under `torch.no_grad()`, has no gradients to send.
+# - **"Mixed precision halves the communication."** Not one byte: parameters, and so their gradients, stay float32
+#   under autocast. What shrinks are activations. Fewer bytes are the job of a hook.
+#
+# The **time limit** is no knob of DDP. It belongs to the process group: `dist.init_process_group(timeout=...)`, half
+# an hour for gloo if nobody says otherwise (a `run` of this course gives its ranks less). And of
+# `TORCH_DISTRIBUTED_DEBUG` use INFO, not DETAIL, which crashes with DDP on CPUs in this version.
+#
+# ## Wrap last
+#
+# A web page says that `.to(...)` after wrapping raises an error. **Predict:** two ranks, other data on each. Are the
+# gradients the same?
+
+
+# %%
+def wrap_then_convert(wrapper):
+    model = wrapper(net(2))
+    model.to(torch.float64)
+    model(torch.randn(8, 512, dtype=torch.float64)).square().mean().backward()
+    return model.module[0].weight.grad[0, :3].tolist()
+
+
+r = run(wrap_then_convert, ranks=2, args=(DistributedDataParallel,))
+print(*r.results, f"all-reduces: {sum(m.op == 'all_reduce' for m in r.messages)}", sep="\n")
+
+# %% [markdown]
+# No error, no all-reduce: DDP's hooks sat on what the parameters were before. Each rank now trains a model of its own,
+# and the loss goes down. It is the same when you unfreeze a layer after wrapping. The course's `wrap`, which the
+# training loop of part 3 uses, is torch's DDP and looks at each parameter before each forward:
+
+# %%
+try:
+    run(wrap_then_convert, ranks=2, args=(lambda module: wrap(module, torch.zeros(1, 512)),))
+except RunError as error:
+    print(error)
+
+# %% [markdown]
+# ## Accumulation
+#
+# A batch that does not fit into memory is cut into microbatches; their gradients add up in `.grad`. **"Gradient
+# accumulation reduces communication."** With code that many pages show, which has no `no_sync`? **Predict** the number
+# of all-reduces for four microbatches, in these four ways:
+
+
+# %%
+def four_microbatches(around_forward, around_backward):
+    model = DistributedDataParallel(net(2))
+    for _ in range(3):
+        dist.barrier()
+        for k in range(4):
+            with model.no_sync() if k < 3 and around_forward else nullcontext():
+                loss = model(torch.randn(8, 512)).square().mean() / 4
+            with model.no_sync() if k < 3 and around_backward else nullcontext():
+                loss.backward()
+
+
+for ways in ((False, False), (False, True), (True, False), (True, True)):
+    r = run(four_microbatches, ranks=2, args=ways)
+    print(f"no_sync around forward: {ways[0]!s:<6} around backward: {ways[1]!s:<6} all-reduces: {len(sent(r)[2])}")
+
+# %% [markdown]
+# Without `no_sync` there are as many as without accumulation. `no_sync` around backward alone does nothing, because
+# DDP decides *in forward* whether this backward will be synchronised. So put **forward and backward** of all
+# microbatches but the last inside. (Forward alone happens to be enough in this version; the documentation asks for
+# both.)
+#
+# `static_graph` and `no_sync` do not go together: if the very first backward is in `no_sync`, torch stops with an
+# internal error. `wrap` refuses the pair.
+#
+# ### The right loss
+#
+# What should come out is the gradient of the mean over *all* samples, as if one process had them. Ranks and
+# microbatches need not have equally many, as at the end of an epoch. Four recipes; **predict** which one is right.
+
+# %%
+SIZES = [[8, 8, 4], [8, 6, 1]]  # samples of each microbatch, rank by rank
+RECIPES = {
+    "mean / microbatches": lambda losses, mine, total: losses.mean() / 3,
+    "sum / samples of the rank": lambda losses, mine, total: losses.sum() / mine,
+    "sum / all samples": lambda losses, mine, total: losses.sum() / total,
+    "sum * ranks / all samples": lambda losses, mine, total: losses.sum() * dist.get_world_size() / total,
+}
+
+
+# %%
+def gradient(recipe, batches, zero_each=False):
+    torch.manual_seed(0)
+    model, mine = DistributedDataParallel(nn.Linear(6, 3)), batches[dist.get_rank()]
+    total = torch.tensor(sum(len(y) for _, y in mine))
+    dist.all_reduce(total)
+    for k, (x, y) in enumerate(mine):
+        if zero_each:
+            model.zero_grad()
+        with model.no_sync() if k < 2 else nullcontext():
+            losses = F.cross_entropy(model(x), y, reduction="none")
+            RECIPES[recipe](losses, sum(len(y) for _, y in mine), total).backward()
+    return model.module.weight.grad
+
+
+def whole(batches):
+    """One process that has all samples."""
+    torch.manual_seed(0)
+    module, (x, y) = nn.Linear(6, 3), (torch.cat(t) for t in zip(*batches[0], *batches[1], strict=True))
+    F.cross_entropy(module(x), y).backward()
+    return module.weight.grad
+
+
+# %%
+batches = [[(torch.randn(n, 6), torch.randint(3, (n,))) for n in sizes] for sizes in SIZES]
+right = whole(batches)
+for recipe, zero in [*((recipe, False) for recipe in RECIPES), ("sum * ranks / all samples", True)]:
+    off = (run(gradient, ranks=2, args=(recipe, batches, zero)).results[0] - right).norm() / right.norm()
+    print(f"{recipe + ', zero_grad each time' * zero:<46} off by {off:.1%}")
+
+# %% [markdown]
+# A mean of means gives the one sample at the end of rank 1 as much weight as eight others. Dividing by the rank's own
+# number weighs ranks wrongly. The sum over all samples is right but for a factor, because DDP divides by the number of
+# ranks. And **`zero_grad` in each microbatch**, which can be found in published loops, keeps the last microbatch only.
+# When all sizes are equal, the first two are right as well, and so nobody notices.
+#
+# ## Comm hooks
+#
+# A **comm hook** takes the place of DDP's all-reduce: `model.register_comm_hook(state, hook)`, one for a model. DDP
+# calls `hook(state, bucket)` for each full bucket and waits for the Future that it returns. (torch has documented
+# this since 1.8; pages that say it needs 2.0 are wrong.) In the course's `wrap` a hook has a name:
+#
+# | name | bytes that a rank puts in, for n float32 elements | whose |
+# |---|---|---|
+# | `none` | 4n | DDP's own all-reduce |
+# | `fp16`, `bf16` | 2n | torch's |
+# | `powersgd` | 4·rank·(rows + columns) of each large enough matrix, the rest 4n | torch's (Vogels et al. 2019) |
+# | `onebit` | n/8, and 4 a parameter | ours, after Seide et al. 2014: you write it in the exercise |
+# | `ring`, `shared` | 4n, over our own all-reduce | ours |
+#
+# `onebit` sends signs, and a scale: the mean absolute value. What that loses is kept and added to the next gradient
+# (**error feedback**); PowerSGD does so, too.
+#
+# We train on the scanned digits of lesson 00, and look at one step more closely: how far is the average from the exact
+# mean of the ranks' gradients? **Predict** the order of the errors, and of the losses after 60 steps.
+
+
+# %%
+def train_digits(images, labels, hook, forget=False):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    model, losses = wrap(module, images[:1], DDPOptions(comm_hook=hook, powersgd_start=2)), []
+    if forget:
+        model.register_comm_hook(hooks.OneBit(feedback=False), hooks.onebit_hook)
+    optimizer, random = torch.optim.SGD(model.parameters(), lr=0.1), torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(60):
+        dist.barrier()
+        mine = torch.randint(len(images), (64,), generator=random)
+        own = torch.autograd.grad(F.cross_entropy(module(images[mine]), labels[mine]), module.parameters())
+        loss = F.cross_entropy(model(images[mine]), labels[mine])
+        loss.backward()
+        averaged = [p.grad.flatten() for p in module.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, torch.cat([g.flatten() for g in own]).double(), torch.cat(averaged)
+
+
+# %%
+data = np.load(files("course_lib") / "data" / "digits.npz")
+digits = torch.tensor(data["images"]).float().flatten(1) / 16, torch.tensor(data["labels"]).long()
+curves = {}
+for hook in ("none", "fp16", "bf16", "powersgd", "onebit", "onebit, forgets", "shared"):
+    name, _, forget = hook.partition(",")
+    r = run(train_digits, ranks=2, args=(*digits, "none" if forget else name, bool(forget)))
+    curves[hook], one, averaged = r.results[0]
+    exact = (one + r.results[1][1]) / 2
+    error = (averaged - exact).norm() / exact.norm()
+    nbytes = sum(sent(r)[-1]) + sum(sent(r, "all_gather")[-1])
+    print(f"{hook:<16} {nbytes:>6} B a step   error {error:.1e}   last loss {np.mean(curves[hook][-5:]):.3f}")
+
+# %% [markdown]
+# `shared` shows 0 bytes because it does not use torch.distributed: its 38 kB travel through memory. The two 16-bit
+# hooks halve the bytes for an error far below the noise of training. PowerSGD and 1-bit make errors larger than the
+# gradient itself; and 1-bit with feedback is further off in this step than without. How can that train at all?
+
+# %%
+show.curves({name: curves[name] for name in ("none", "powersgd", "onebit", "onebit, forgets")}, "step", "training loss")
+
+# %% [markdown]
+# Look at the two lines of `onebit`. Both send one bit an element, and only the first one keeps what it could not send.
+# So each of its steps brings old debts along, and is further from this step's mean. But nothing is lost: the sum of
+# what was sent stays close to the sum of the gradients, and SGD adds them up anyway. Error feedback is one line; see
+# how much it is worth. (What is left over is part of the state of
+# training. A checkpoint without it resumes a little differently.)
+#
+# **"1-bit Adam or fp16 compression are DDP options."** fp16 is a hook of DDP. 1-bit Adam is an *optimizer* of
+# DeepSpeed, which compresses its momentum after a warm-up; the hook here compresses gradients, for any optimizer.
+#
+# ### The price of 16 bits
+#
+# fp16 ends at 65504, and below about 6e-8 it is zero. bf16 has the range of float32, with three digits. **Predict** the
+# four averages, where both ranks bring the same gradient:
+
+
+# %%
+def average_of(value, hook):
+    model = wrap(nn.Linear(1, 1, bias=False), torch.zeros(1, 1), DDPOptions(comm_hook=hook))
+    model(torch.tensor([[value]])).sum().backward()
+    return model.module.weight.grad.item()
+
+
+for hook in ("fp16", "bf16"):
+    print(
+        hook, *(f"{v:g} -> {run(average_of, 2, args=(v, hook)).results[0]:.4g}  " for v in (60_000.0, 70_000.0, 2e-8))
+    )
+
+# %% [markdown]
+# torch's fp16 hook converts first and divides by the number of ranks afterwards. So a gradient above 65504 is infinite
+# before anything was added; dividing first would help here, but then small ones would vanish sooner. With a gradient
+# scaler (lesson 09) infinite gradients skip the step. bf16 needs none of that.
+#
+# ### When is a hook worth it?
+#
+# When communication is what you wait for. A hook computes, too, and on a fast link that costs more than the bytes it
+# saves. All-gather hooks like 1-bit send N-1 times their bytes from each rank of a ring, an all-reduce less than 2
+# times its own: at 64 ranks one bit sends as much as float32. `course bench hooks` in a terminal measures a training
+# step with gloo's all-reduce beside the same step with our shared-memory hook, on your machine;
+# [docs/hooks.md](../docs/hooks.md) has the table of another one. Lesson 14 makes the network slow, and hooks matter.
+#
+# ## In three lines
+#
+# - DDP all-reduces buckets while the same backward goes on; measure from the second step on, after it has filled them
+#   anew. Wrap last.
+# - Accumulate with `no_sync` around forward *and* backward of all microbatches but the last; the loss is the sum, times
+#   the ranks, divided by the samples of all.
+# - A comm hook trades bytes for error. 16 bits are nearly free, below that error feedback makes it work.
+#
+# ## On A100s
+#
+# ResNet-50 has 97.5 MiB of float32 gradients. DDP's paper (Li et al., VLDB 13(12), 2020) measures near-linear scaling
+# on up to 256 GPUs with buckets and overlap alone. NVIDIA's published ResNet-50 run on a DGX A100 80GB
+# (DeepLearningExamples, 21.03, batch 256 a GPU) makes 938 images a second on one GPU and 7248 on eight in TF32, 7.72
+# times as many; with mixed precision 2470 and 16621, 6.72 times. When computing gets 2.6 times as fast and gradients
+# stay as large, communication weighs more.
+#
+# ## Exercise
+#
+# [Exercise 07: accumulate, and write a comm hook](../exercises/07_torch_ddp/07_torch_ddp.ipynb) About 55 minutes.
