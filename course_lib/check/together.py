@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from course_lib.check import plain
+from course_lib.check import driven, plain
 from course_lib.check.alone import start
 from course_lib.check.group import Breakdown, Evidence, GroupCase, RankAnswer
 from course_lib.check.in_rank import FENCE, take_part
@@ -34,7 +34,8 @@ def collect(fn: Callable, evidence: Evidence, numbers: Iterable[int], seconds: f
     error = None
     try:
         arguments = (fn, script, str(folder), cell_names())
-        result = run(take_part, cases[0].world, arguments, timeout=seconds, start=start(), quiet=True)
+        work = driven.take_part if any(case.drive for case in cases) else take_part
+        result = run(work, cases[0].world, arguments, timeout=seconds, start=start(), quiet=True)
         messages, zero = result.messages, result.zero
     except RunError as problem:
         error, messages, zero = problem, problem.messages, problem.zero

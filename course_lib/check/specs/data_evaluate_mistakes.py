@@ -300,4 +300,4 @@ def praise(e: Evidence) -> list[str]:
     ]
 
 
-SPEC = GroupSpec("08_data", "evaluate", 6, cases, compare, MISTAKES, praise, "evaluation")
+SPEC = GroupSpec("08_data", "evaluate", 6, cases, compare, MISTAKES, praise, "evaluation", seconds=40.0)
