@@ -2,7 +2,7 @@
 # # 20 · Myths, put to the test
 #
 # **Afterwards you can** settle a claim about distributed training with ten lines and a run, and you have done so for
-# fourteen that are widely read.
+# fifteen that are widely read.
 #
 # **Time** 25 minutes to read; the cells run in about half a minute. Read lessons 05 to 08 first: what they have tested
 # already stands in the table at the end.
@@ -86,8 +86,8 @@ batches = [list(DistributedSampler(range(64), 8, rank))[:2] for rank in range(8)
 show.shards(batches, 64)
 
 # %% [markdown]
-# Sixteen different ones in the first step (the other 48 come later). If the cards did see the *same* samples, it would be
-# two and not sixteen. What repeats without `set_epoch` is the order, in the next epoch.
+# Sixteen different ones in the first step (the other 48 come later). If the cards did see the *same* samples, it would
+# be two and not sixteen. What repeats without `set_epoch` is the order, in the next epoch.
 #
 # **5. "Give the sampler the local rank."** Two nodes with two ranks each: the local ranks are 0, 1, 0, 1.
 
@@ -230,6 +230,23 @@ for outputs in (10, 1024):
     print(f"{outputs:>4} outputs: first loss {loss:.2f}, ln({outputs}) = {math.log(outputs):.2f}")
 
 # %% [markdown]
+# **15. "DDP has NCCL's ring all-reduce built in."** We look at what it calls.
+
+
+# %%
+def one_step():
+    model = DistributedDataParallel(nn.Linear(9, 9))
+    model(torch.randn(2, 9)).sum().backward()
+    return dist.get_backend()
+
+
+r = run(one_step, ranks=2)
+print("backend:", r.results[0], "  all-reduces that DDP asked it for:", calls(r, "all_reduce"))
+
+# %% [markdown]
+# DDP asks the process group for an all-reduce, and gloo did it. Which algorithm that is, ring or tree, is the business
+# of the library below, by size and topology. DDP itself brings the buckets and the overlap.
+#
 # ## In three lines
 #
 # - A claim about who sees or sends what can be counted: let the ranks return indices, and look at `r.messages`.
@@ -238,4 +255,25 @@ for outputs in (10, 1024):
 #
 # ## Which lesson has tested what
 #
-# (to come)
+# | said | lesson |
+# |---|---|
+# | "The ring lowers the cost from O(N) to O(N-1)" | 03, 04 |
+# | "N GPUs are one GPU that is N times as large"; "DDP is for models that do not fit on one" | 05 |
+# | "Scaling is near-linear" | 05 |
+# | "DDP updates the parameters, too"; "the API is that of one GPU" | 05 |
+# | "`init_process_group` comes before `model.to(device)`" | 05 |
+# | DataParallel: forward on the main card, gradients left on the cards, "model parallelism" | 05, from the source |
+# | "`model.eval()` stops the synchronisation" | 05, 07 |
+# | "NCCL fuses small gradients"; "one all-reduce when all gradients are there" | 07 |
+# | "Overlap is a knob"; "it overlaps with the next batch" | 07 |
+# | "Mixed precision halves the communication" | 07 |
+# | "`.to(...)` after wrapping raises an error" | 07 |
+# | "Accumulation saves communication", without `no_sync`; `zero_grad` in each microbatch | 07 |
+# | "Comm hooks need torch 2.0"; "1-bit Adam is an option of DDP" | 07 |
+# | "DistributedSampler: no overlap, no omission, boundaries are handled" | 08 |
+# | "The length must be divisible"; "`drop_last=True`, or the all-reduce breaks"; 257 on eight cards | 08 |
+# | "It reshuffles by itself"; "duplicates: call `set_epoch`" | 08 |
+# | A sampler that the loader never gets; data made at random in each process | 08 |
+# | "Validate with `shuffle=False, drop_last=False`"; "ranks disagree: look at the shuffling" | 08 |
+# | "An IterableDataset instead avoids copies" | 08 |
+# | "2 to 4 times the cores", or "2 times the GPUs", as `num_workers` | 08 |
