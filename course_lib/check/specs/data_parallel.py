@@ -17,6 +17,17 @@ def cases(rng: random.Random) -> list[GroupCase]:
     return [*traps, case(rng, "plain", "plain", 2, {}), case(rng, "plain", "plain", 1, {}, steps=2)]
 
 
+def other_calls(e: Evidence) -> Wrong | None:
+    """Collectives that send more than an all-reduce does, or through one rank."""
+    for seen in complete(e):
+        for rank in seen.ranks:
+            for step in seen.steps:
+                if m := next((m for m in seen.step(rank, step) if m.op not in ALLOWED), None):
+                    text = f"{seen.case.story}: step {step}, rank {rank}: {m.op} ({m.where})."
+                    return Wrong("traffic", text, seen.number)
+    return None
+
+
 def traffic(e: Evidence) -> Wrong | None:
     """Each gradient goes through one all-reduce a step, or more of them together do. A little more may count users."""
     for seen in complete(e):
@@ -29,8 +40,6 @@ def traffic(e: Evidence) -> Wrong | None:
 
 def _too_much(seen: Seen, rank: int, step: int) -> str | None:
     sizes, calls = seen.truth.nbytes, seen.step(rank, step)
-    if other := next((m for m in calls if m.op not in ALLOWED), None):
-        return f"{other.op} ({other.where})."
     reduced = [m.nbytes for m in calls if m.op == "all_reduce"]
     if len(reduced) > len(sizes) + 1 or sum(reduced) > seen.nbytes + 8 * len(sizes):
         found = f"{len(reduced)} all-reduces with {sum(reduced)} bytes"
@@ -44,7 +53,7 @@ def _too_much(seen: Seen, rank: int, step: int) -> str | None:
 
 def compare(e: Evidence) -> Wrong | None:
     """None when all is right; else what is wrong, the most telling first."""
-    for look in (ready_made, destroyed, start, handles, values, ended_badly, bits, traffic):
+    for look in (ready_made, destroyed, start, handles, values, ended_badly, bits, other_calls, traffic):
         if wrong := look(e):
             return wrong
     return None

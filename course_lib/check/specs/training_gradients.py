@@ -1,0 +1,149 @@
+"""Mistakes that show in the gradients after `synchronize`, each with the sentence that names it."""
+
+from collections.abc import Callable
+
+import torch
+
+from course_lib.check.group import Evidence, Wrong
+from course_lib.check.known import known
+from course_lib.check.specs.training import TIED
+from course_lib.check.specs.training_seen import FORWARD, Seen, close, complete, first_off
+
+In = Callable[[Seen, int], str | None]
+
+
+def at_first_off(looks_like: In, name: str) -> Callable[[Evidence, Wrong], str | None]:
+    """A mistake that shows in the step in which a gradient is wrong first: until then weights are right."""
+
+    def says(e: Evidence, wrong: Wrong) -> str | None:
+        off = first_off(e)
+        return looks_like(off.seen, off.step) if off and off.kind == "grad" else None
+
+    says.__name__ = name
+    return says
+
+
+def averages_weights(e: Evidence, wrong: Wrong) -> str | None:
+    """Weights that differed after a step are their mean at the end of the next one's backward."""
+    for seen in complete(e):
+        for step in seen.steps[1:]:
+            for name in seen.truth.grad:
+                before = [seen.value("weight", rank, name, step - 1) for rank in seen.ranks]
+                after = [seen.value("held", rank, name, step) for rank in seen.ranks]
+                mean = sum(before) / len(before)
+                if not close(before[0], mean) and all(close(value, mean) for value in after):
+                    return (
+                        f"The weights are averaged, the gradients are not: after step {step - 1} {name} differs "
+                        "between ranks, and in the next step it is their mean. (The argument of a hook of "
+                        "register_post_accumulate_grad_hook is the parameter: take its .grad.) With an optimizer that "
+                        "is not linear in the gradient, such as Adam, that trains another model."
+                    )
+    return None
+
+
+def averages_outputs(e: Evidence, wrong: Wrong) -> str | None:
+    off = first_off(e)
+    sent = off.seen.phase(0, off.step, FORWARD, "all_reduce") if off else []
+    if sent:
+        return (
+            f"Forward calls all_reduce ({sent[0].where}): the outputs or the loss are averaged. Backward knows nothing "
+            "of that: every rank still computes the gradient of its own batch. Average the gradients, after backward."
+        )
+    return None
+
+
+def only_first_step(seen: Seen, step: int) -> str | None:
+    right = step > 0 and seen.case.group != "branch"
+    if right and seen.grads_are(step, seen.local(step)):
+        return (
+            "The first step is right; from step 1 on each rank keeps its own gradients. Something is done once, or "
+            "counted once, and must begin again in each step."
+        )
+    return None
+
+
+def tied_twice(e: Evidence, wrong: Wrong) -> str | None:
+    """Two names, one tensor: with sums it is wrong, with means it is one all-reduce too many."""
+    seen = Seen(e, wrong.case)
+    if seen.case.group != "tied":
+        return None
+    if wrong.kind == "values":
+        off = first_off(e)
+        others = [name for name in seen.truth.grad if name not in TIED]
+        if off.name not in TIED or not seen.grads_are(off.step, seen.mean(off.step), others):
+            return None
+    elif seen.reduced < seen.nbytes + seen.truth.nbytes[TIED[0]]:
+        return None
+    return (
+        "2.weight, 4.weight and 6.weight are names of one tensor, and it is reduced once for each name. "
+        "module.parameters() gives every tensor once."
+    )
+
+
+def not_copied_back(seen: Seen, step: int) -> str | None:
+    factor = next((f for f in (1.0, 1 / seen.case.world) if seen.grads_are(step, seen.local(step, f))), None)
+    if seen.case.world > 1 and factor and sum(m.nbytes for m in seen.step(0, step, "all_reduce")) >= seen.nbytes:
+        return (
+            f"{seen.reduced} bytes were all-reduced, and .grad still holds what each rank computed itself: the sum "
+            "stands in another tensor. torch.cat, clone() and arithmetic make new ones; copy the result back into "
+            ".grad (after wait(), if it is asynchronous)."
+        )
+    return None
+
+
+def no_average(seen: Seen, step: int) -> str | None:
+    if seen.case.world > 1 and seen.grads_are(step, seen.local(step)):
+        return "Each rank has the gradient of its own batch. Average it over all ranks in synchronize()."
+    return None
+
+
+def sums(seen: Seen, step: int) -> str | None:
+    if seen.grads_are(step, seen.mean(step, seen.case.world)):
+        return (
+            f"The gradients are the sum over the {seen.case.world} ranks. The loss of the whole batch is the mean over "
+            "all samples, so divide by the world size: else the learning rate grows with the number of ranks."
+        )
+    return None
+
+
+def divides_twice(seen: Seen, step: int) -> str | None:
+    if seen.grads_are(step, seen.mean(step, 1 / seen.case.world)):
+        return f"The gradients are {seen.case.world} times too small: divide by the world size once, before or after."
+    return None
+
+
+def wrong_divisor(seen: Seen, step: int) -> str | None:
+    for factor in (2.0, 4.0, 8.0, float(len(seen.case.inputs[0][0])), len(seen.truth.grad)):
+        if seen.grads_are(step, seen.mean(step, seen.case.world / factor)):
+            return (
+                f"The sum over {seen.case.world} ranks was divided by {factor:g}. Divide by dist.get_world_size(): "
+                "each rank's loss is already the mean over its own samples."
+            )
+    return None
+
+
+def mean_of_users(seen: Seen, step: int) -> str | None:
+    """Who has no gradient counts as a rank, with zero."""
+
+    def over_users(rank: int, name: str) -> torch.Tensor:
+        users = sum(not bool(local[name][step].isnan().any()) for local in seen.truth.local)
+        return seen.truth.grad[name][step] * seen.case.world / max(users, 1)
+
+    if seen.case.group == "branch" and seen.grads_are(step, over_users):
+        return (
+            "A parameter that some ranks did not use was divided by the number of ranks that did. Divide by the world "
+            "size: on the others its gradient is zero, which belongs into the mean."
+        )
+    return None
+
+
+def _at(*looks: In) -> list:
+    return known(*(at_first_off(look, look.__name__) for look in looks), kinds=("values",))
+
+
+GRADIENTS = (
+    *known(averages_weights, averages_outputs, kinds=("values",)),
+    *_at(only_first_step),
+    *known(tied_twice, kinds=("values", "traffic")),
+    *_at(not_copied_back, no_average, sums, divides_twice, wrong_divisor, mean_of_users),
+)

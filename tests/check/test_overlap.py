@@ -1,0 +1,96 @@
+"""Exercise 06: each wrong answer gets its own verdict, and no right one is refused."""
+
+import importlib.util
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from course_lib import check, show
+from course_lib.check.engine import judge
+from course_lib.check.group import Evidence
+from course_lib.check.specs.overlap import CAPACITY, SPEC, cases
+from course_lib.check.specs.overlap_mistakes import fill
+from course_lib.check.together import collect
+
+_path = Path(__file__).parents[1] / "mistakes" / "overlap.py"
+_spec = importlib.util.spec_from_file_location("mistakes_overlap", _path)
+mistakes = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(mistakes)
+sys.modules["mistakes_overlap"] = mistakes
+cloudpickle.register_pickle_by_value(mistakes)
+
+pytestmark = pytest.mark.slow
+WRONG = [*mistakes.WRONG.items(), *mistakes.AGAIN]
+GROUPS = {  # the case in which a mistake shows; the deep one if it is not here. The full check would take longer
+    "frozen_crash": "frozen", "sends_frozen": "frozen", "tied_twice": "tied", "unused_crash": "branch",
+    "skips_unused": "branch", "leaves_incomplete": "branch", "waits_in_hook": "late",
+}  # fmt: skip
+ELSEWHERE = {  # named as in exercise 05, whose tests have examples
+    "destroys_group", "hides_parameters", "frozen_not_broadcast", "no_buffers", "wrong_source", "reseeds",
+    "averages_outputs", "no_average", "wrong_divisor", "mean_of_users", "different_order", "through_one_rank",
+    "broadcasts_each_step", "sends_frozen",
+}  # fmt: skip
+FULL = ("starts_in_synchronize", "waits_in_hook", "order_differs", "too_early")  # as learners see it
+
+
+def refused(answer, group=None) -> check.CheckFailed:
+    def some(rng: random.Random):
+        return [case for case in cases(rng) if case.world == 3 and case.group == group]
+
+    with pytest.raises(check.CheckFailed) as caught:
+        judge(replace(SPEC, cases=some) if group else SPEC, answer)
+    return caught.value
+
+
+@pytest.mark.parametrize(("name", "answer"), WRONG, ids=[f"{k}-{name}" for k, (name, _) in enumerate(WRONG)])
+def test_wrong_answer_is_named(name, answer):
+    whole = name in FULL and answer is mistakes.WRONG[name]
+    found = refused(answer, None if whole else GROUPS.get(name, "deep"))
+    assert found.mistake == name, str(found)
+
+
+@pytest.mark.parametrize("name", mistakes.RIGHT)
+def test_right_answers_pass(name):
+    verdict = judge(SPEC, mistakes.RIGHT[name], seed=len(name))  # another seed for each, and the same in each run
+    assert verdict.points == 15 and "The checks passed: 15 points." in repr(verdict)
+
+
+def test_every_named_mistake_has_an_example():
+    assert {mistake.name for mistake in SPEC.mistakes} == set(mistakes.WRONG) - {"stub"} | ELSEWHERE
+
+
+def test_sentences_say_where_and_why():
+    text = str(refused(mistakes.WRONG["waits_in_hook"], "late"))
+    assert "begins its backward only when the others have ended theirs" in text and "inside backward" in text
+    assert "deadlock" not in text
+    text = str(refused(mistakes.WRONG["too_early"], "deep"))
+    assert "when 24 bytes of gradients were there and 536 were sent" in text
+
+
+def test_verdict_holds_the_numbers_and_messages_of_a_run():
+    verdict = check.bucketed_ddp(mistakes.RIGHT["as the solution"])
+    reduced = [m.nbytes for m in verdict.run.messages if m.op == "all_reduce" and m.rank == 0]
+    # By hand: 24 + 384 + 128, then 5120 alone, then 320, to which 5120 do not fit, and 128 + 2048 + 128 + 640.
+    assert reduced == 3 * [536, 5120, 320, 5120, 2944]
+    assert "5 all-reduces for 10 gradients" in repr(verdict) and "11096 of 14040 bytes were under way" in repr(verdict)
+    assert show.messages(verdict.run)
+
+
+def test_rule_of_the_buckets():
+    sizes = [640, 128, 2048, 128, 5120, 320, 5120, 128, 384, 24]
+    assert fill(sizes, CAPACITY, backwards=True) == [536, 5120, 320, 5120, 2944]
+    assert fill([1, 2, 3], 3, backwards=True) == [3, 3] and fill([1, 2, 3], 3, backwards=False) == [3, 3]
+
+
+def test_backward_of_a_late_rank_begins_when_the_others_have_ended():
+    """Otherwise waiting inside a hook would not be seen."""
+    late = [case for case in cases(random.Random(5)) if case.group == "late"]
+    e = Evidence(late)
+    collect(mistakes.RIGHT["as the solution"], e, [0], 20.0)
+    patient = late[0].options["patient"]
+    times = [answer.facts["times"][0] for answer in e.answers[0]]
+    assert all(times[patient][1] >= ended for rank, (_, _, ended, _) in enumerate(times) if rank != patient)
