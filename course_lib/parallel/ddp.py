@@ -99,7 +99,7 @@ def wrap(module: nn.Module, example: torch.Tensor, options: DDPOptions = DEFAULT
 
 
 def settle_buckets(model: DistributedDataParallel, example: torch.Tensor) -> None:
-    """One forward and backward whose result is thrown away.
+    """One forward and backward whose result is thrown away; two with static_graph, which looks at the second one.
 
     DDP learns in its first backward in which order gradients arrive and groups them into other buckets from
     then on. With three or more ranks another bucket means another order of additions, so the first step after
@@ -108,8 +108,9 @@ def settle_buckets(model: DistributedDataParallel, example: torch.Tensor) -> Non
     """
     training = model.training
     model.eval()
-    (model(torch.zeros_like(example)).sum() * 0).backward()
-    model.zero_grad(set_to_none=True)
+    for _ in range(2 if model.static_graph else 1):
+        (model(torch.zeros_like(example)).sum() * 0).backward()
+        model.zero_grad(set_to_none=True)
     model.train(training)
 
 
