@@ -31,20 +31,32 @@ from course_lib.launch.dying import adopt_orphans, die_with_parent
 
 
 def warm_up() -> None:
-    """Import once what every rank needs; `_dynamo` because the first optimizer pulls it in."""
+    """Import what every rank needs: enough for a direct start, so that a first check need not wait longer."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking for GPUs must not initialise CUDA here
     import torch
-    import torch._dynamo
-    import torch.distributed.run
 
     import course_lib.launch.rank  # noqa: F401
 
     torch.set_num_threads(1)
+    _settle()
+
+
+def warm_up_fully() -> None:
+    """Import torchrun, and `_dynamo`, which the first optimizer of a rank would pull in. As long again as `warm_up`."""
+    if "torch.distributed.run" in sys.modules:
+        return
+    import torch._dynamo
+    import torch.distributed.run  # noqa: F401
+
     # torchrun's rendezvous looks at its own source lines (inspect.stack): read them once here, not in each fork
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.distributed") and getattr(module, "__file__", None):
             linecache.getlines(module.__file__)
     inspect.stack()
+    _settle()
+
+
+def _settle() -> None:
     gc.collect()
     gc.freeze()  # forks then neither scan nor copy what the warm process holds
 
@@ -52,8 +64,8 @@ def warm_up() -> None:
 class Agent:
     """One run at a time: its torchruns and all that descends from them."""
 
-    def __init__(self, channel: socket.socket, folder: str) -> None:
-        self.channel, self.folder = channel, folder
+    def __init__(self, channel: socket.socket, folder: str, warm: bool) -> None:
+        self.channel, self.folder, self.warm = channel, folder, warm
         self.parent = os.getppid()
         self.jobs: set[int] = set()  # a torchrun for each node
         self.ranks: dict[int, int] = {}  # process: rank, of a direct start
@@ -77,6 +89,8 @@ class Agent:
                     self.obey(json.loads(line))
             if self.busy:
                 self.look()
+            elif self.warm and not readable:
+                warm_up_fully()
 
     def obey(self, order: dict) -> None:
         if order["do"] == "start":
@@ -99,6 +113,7 @@ class Agent:
                     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(order["ranks"])}
                     self.ranks[self.fork({**order, "env": order["env"] | place}, log, _rank)] = rank
             elif order["start"] == "fork":
+                warm_up_fully()
                 self.jobs.add(self.fork(order, log, _torchrun))
             else:
                 self.jobs.add(self.fresh(order, log))
@@ -205,7 +220,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the kernel, which then tells us
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     adopt_orphans()
-    agent = Agent(channel, folder)
+    agent = Agent(channel, folder, warm)
     try:
         if warm:
             warm_up()

@@ -405,7 +405,7 @@ def test_two_nodes_have_their_own_local_ranks(tmp_path, monkeypatch):
         names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
         return total.item(), [int(os.environ[name]) for name in names], beside_two.answer()
 
-    results = run(work, 4, nodes=2, start="torchrun").results
+    results = run(work, 4, nodes=2).results
     assert results == [(6, [rank, rank % 2, rank // 2, 4, 2], 42) for rank in range(4)]
 
 
