@@ -13,7 +13,7 @@ from course_lib.show.svg import svg
 Share = Sequence[int] | Sequence[Sequence[int]]  # of a rank: samples in order, or its batches
 LEGEND = "A row for each rank, a box for each sample, a gap between batches; orange: seen more than once."
 MOST = 30  # samples drawn of a rank
-_LEFT, _TOP, _BOX, _ROW, _GAP = 70, 40, 28, 32, 10  # pixels
+_LEFT, _TOP, _BOX, _ROW, _GAP, _WIDE = 70, 40, 28, 32, 10, 800  # pixels
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _some(indices: list[int]) -> str:
 
 def _draw(deal: Deal, told: str) -> Canvas:
     shapes: list[Shape] = [Text(10, 24, told, "strong")]
-    width = _LEFT + 9.0 * len(told)
+    width = max(_WIDE, _LEFT + 9.0 * len(told))
     for rank, share in enumerate(deal.batches):
         x, y, drawn = float(_LEFT), float(_TOP + rank * _ROW), 0
         shapes.append(Text(10, y + 18, f"rank {rank}", "text"))

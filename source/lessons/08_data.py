@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 08 · Data
 #
-# **Afterwards you can** say which rank sees which sample, and prove it; recognise seven faults that print no error;
+# **Afterwards you can** say which rank sees which sample, and prove it; recognise the faults that print no error;
 # evaluate exactly on any number of ranks; and train when the samples do not come out even.
 #
 # **Time** 40 minutes to read; the cells run in about a minute.
@@ -24,9 +24,9 @@ from course_lib.launch import RunError
 from course_lib.train.order import Order, epoch_order, share
 
 # %% [markdown]
-# A fault in the network shows in the loss. A fault in the *data* often does not: the loss falls, too, when every rank
-# sees the same samples, or some samples never. So look at the numbers of the samples themselves. Here the data set is
-# `range(13)`: sample 5 is the number 5, and `show.shards` draws who saw what.
+# A fault in the data hardly shows in the loss: it falls, too, when every rank sees the same samples, or some samples
+# never. So look at the numbers of the samples themselves. Here the data set is `range(13)`: sample 5 is the number 5,
+# and `show.shards` draws who saw what.
 #
 # ## The sampler that comes with torch
 #
@@ -83,7 +83,8 @@ for drop_last in (False, True):
 
 # %%
 def forgotten():
-    sampler = DistributedSampler(range(8))  # noqa: F841
+    sampler = DistributedSampler(range(8))
+    sampler.set_epoch(0)
     loader = DataLoader(range(8), batch_size=2)
     return [batch.tolist() for batch in loader]
 
@@ -279,9 +280,8 @@ class Augmented(torch.utils.data.Dataset):
 
 def drawn():
     torch.manual_seed(0)
-    return [
-        number for batch in DataLoader(Augmented(), batch_size=2, num_workers=2, collate_fn=list) for number in batch
-    ]
+    loader = DataLoader(Augmented(), batch_size=2, num_workers=2, collate_fn=list)
+    return [number for batch in loader for number in batch]
 
 
 run(drawn, ranks=2).results
@@ -302,9 +302,8 @@ for workers in (cores, cores + 1):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         DataLoader(range(8), num_workers=workers)
-    print(
-        f"{cores} cores, {workers} workers a rank, {8 * workers} on eight ranks:", "a warning" if caught else "silence"
-    )
+    what = "a warning" if caught else "silence"
+    print(f"{cores} cores, {workers} workers a rank, {8 * workers} on eight ranks: {what}")
 
 # %% [markdown]
 # Silence for eight times too many. Start with cores / ranks, and let a measurement decide: the time that a step waits
