@@ -368,7 +368,8 @@ print(f"one process   {exact():.6f}")
 # %% [markdown]
 # By default the sum is still divided by all three ranks, so the last two samples count for 2/3. With
 # `divide_by_initial_world_size=False` it is right here, where the ranks that are left have equal batches. Two gradients
-# were needed; the other all-reduces ask who is still there.
+# were needed; the other all-reduces ask who is still there. At the end the weights are sent to all, but not the
+# momentum of an optimizer: it has missed a step on rank 2.
 #
 # **Equal counts by construction** need nothing of the kind. Everybody makes the steps of the *global* plan; a rank
 # without a sample contributes zeros; the loss is a sum, divided by the global count.
