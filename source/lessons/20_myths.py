@@ -264,8 +264,8 @@ print("backend:", r.results[0], "  all-reduces that DDP asked it for:", calls(r,
 # | "`init_process_group` comes before `model.to(device)`" | 05 |
 # | DataParallel: forward on the main card, gradients left on the cards, "model parallelism" | 05, from the source |
 # | "`model.eval()` stops the synchronisation" | 05, 07 |
-# | "NCCL fuses small gradients"; "one all-reduce when all gradients are there" | 07 |
-# | "Overlap is a knob"; "it overlaps with the next batch" | 07 |
+# | "NCCL fuses small gradients"; "one all-reduce when all gradients are there" | 06, 07 |
+# | "Overlap is a knob"; "it overlaps with the next batch" | 06, 07 |
 # | "Mixed precision halves the communication" | 07 |
 # | "`.to(...)` after wrapping raises an error" | 07 |
 # | "Accumulation saves communication", without `no_sync`; `zero_grad` in each microbatch | 07 |
