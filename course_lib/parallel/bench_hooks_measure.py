@@ -14,14 +14,13 @@ from course_lib.collectives import Communicator
 from course_lib.collectives.shared import SharedTransport
 from course_lib.parallel import hooks
 from course_lib.parallel.ddp import CheckedDDP, gradient_bytes, wrap
-from course_lib.parallel.link import OwnLink
 
 GLOO, ALONE = "gloo's all-reduce", "no all-reduce"
 # Contender: what it is
 CONTENDERS = {
     GLOO: "DDP as it is",
-    "shared memory": "own_hook: a thread averages while backward goes on",
-    "shared, waiting": "Communicator.hook: backward stands still meanwhile",
+    "shared memory": "own_hook: one copy into shared memory, then a thread averages while backward goes on",
+    "shared, waiting": "Communicator.hook: a copy in each step of the ring, and backward stands still meanwhile",
     "bf16, gloo": "torch's bf16_compress_hook: half of the bytes",
     ALONE: "inside no_sync(): what the rank computes itself, the limit of all hooks",
 }
@@ -55,10 +54,10 @@ class Times:
 def steps(module: nn.Module, batch: torch.Tensor) -> Iterator[dict[str, Callable[[], None]]]:
     """One training step for each contender, with a copy of the module of its own."""
     with SharedTransport() as one, SharedTransport() as other:
-        link = OwnLink(Communicator(one))
+        own = hooks.Own(Communicator(one))
         ways = {
             GLOO: None,
-            "shared memory": (link, hooks.own_hook),
+            "shared memory": (own, hooks.own_hook),
             "shared, waiting": (None, Communicator(other).hook),
             "bf16, gloo": (None, hooks.bf16_compress_hook),
             ALONE: None,
@@ -71,7 +70,7 @@ def steps(module: nn.Module, batch: torch.Tensor) -> Iterator[dict[str, Callable
         try:
             yield {name: _step(model, batch, alone=name == ALONE) for name, model in models.items()}
         finally:
-            link.close()
+            own.close()
 
 
 def _step(model: CheckedDDP, batch: torch.Tensor, alone: bool) -> Callable[[], None]:

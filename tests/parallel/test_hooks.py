@@ -87,6 +87,7 @@ WAYS: dict[str, Callable[[], torch.Tensor]] = {
     **{name: lambda name=name: by_name(name) for name in NAMES},
     "views": lambda: by_name("onebit", gradient_as_bucket_view=True),
     "static": lambda: by_name("onebit", static_graph=True),
+    "shared, views": lambda: by_name("shared", gradient_as_bucket_view=True),
     "forgets": lambda: onebit(hooks.OneBit(feedback=False)),
     "from the first backward": lambda: onebit(hooks.OneBit()),
     "inf": lambda: onebit(hooks.OneBit(), with_inf),
@@ -138,7 +139,7 @@ def error(averaged: torch.Tensor) -> torch.Tensor:
     return (averaged - EXACT).norm(dim=1) / EXACT.norm(dim=1)
 
 
-@pytest.mark.parametrize("name", ["none", "ring", "shared"])
+@pytest.mark.parametrize("name", ["none", "ring", "shared", "shared, views"])
 def test_exact_hooks(found, name):
     torch.testing.assert_close(found[name], EXACT, rtol=1e-12, atol=1e-14)
 

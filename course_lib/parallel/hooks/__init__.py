@@ -13,14 +13,22 @@ from torch.nn.parallel import DistributedDataParallel
 from course_lib.collectives import Communicator, TorchTransport
 from course_lib.collectives.shared import SharedTransport
 from course_lib.parallel.hooks.onebit import OneBit, onebit_hook
-from course_lib.parallel.hooks.own import own_hook
+from course_lib.parallel.hooks.own import Own, own_hook
 from course_lib.parallel.hooks.powersgd import make_state, powersgd_hook
-from course_lib.parallel.link import OwnLink
 
 if TYPE_CHECKING:
     from course_lib.parallel.ddp_options import DDPOptions
 
-__all__ = ["OneBit", "bf16_compress_hook", "fp16_compress_hook", "onebit_hook", "own_hook", "powersgd_hook", "register"]
+__all__ = [
+    "OneBit",
+    "Own",
+    "bf16_compress_hook",
+    "fp16_compress_hook",
+    "onebit_hook",
+    "own_hook",
+    "powersgd_hook",
+    "register",
+]
 _PATIENCE = 60.0  # seconds that the course's transports wait for another rank, where no option says otherwise
 
 
@@ -35,7 +43,7 @@ def register(model: DistributedDataParallel, options: "DDPOptions") -> None:
     elif name == "onebit":
         model.register_comm_hook(OneBit(group), onebit_hook)
     elif name in ("ring", "shared"):
-        model.register_comm_hook(OwnLink(Communicator(_transport(name, group, options))), own_hook)
+        model.register_comm_hook(Own(Communicator(_transport(name, group, options))), own_hook)
 
 
 def _transport(name: str, group: dist.ProcessGroup, options: "DDPOptions") -> TorchTransport | SharedTransport:
