@@ -48,7 +48,7 @@ class BucketedDDP(nn.Module):
         self.module = module
         for tensor in [*module.parameters(), *module.buffers()]:
             dist.broadcast(tensor.data, src=0)
-        # about 12 lines: the buckets (lists of parameters), the counters, a hook for each parameter that calls `arrived`
+        # about 12 lines: the buckets (lists of parameters), the counters, and hooks that call `arrived`
         ### BEGIN SOLUTION
         self.buckets, filled = [], 0
         for parameter in reversed([p for p in module.parameters() if p.requires_grad]):

@@ -253,6 +253,8 @@ first, second = run(who_updates, ranks=2).results
 print("1. rank 0 called the optimizer, rank 1 did not; weights still equal:", first == second)
 r = run(in_eval_mode, ranks=2)
 print("2. all-reduces of rank 0 in eval mode:", sum(m.op == "all_reduce" for m in r.messages if m.rank == 0))
+
+# %%
 print("3. names in its state_dict:", run(lambda: list(TorchDDP(net()).state_dict())[:2], ranks=1).results[0])
 try:
     DistributedDataParallel(net())  # here, in the notebook, is no process group; building the model needs none
