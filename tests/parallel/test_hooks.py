@@ -53,9 +53,10 @@ def averages(model: nn.Module, change: Callable[[torch.Tensor, int], torch.Tenso
     return torch.stack(rows)
 
 
-def by_name(hook: str, **options) -> torch.Tensor:
+def by_name(hook: str, change: Callable = lambda g, step: g, **options) -> torch.Tensor:
     options = {"bucket_mb": 1 / 1024, "powersgd_start": 2} | options
-    return averages(wrap(Linear(), torch.zeros(NUMEL, dtype=torch.float64), DDPOptions(comm_hook=hook, **options)))
+    model = wrap(Linear(), torch.zeros(NUMEL, dtype=torch.float64), DDPOptions(comm_hook=hook, **options))
+    return averages(model, change)
 
 
 def onebit(state: hooks.OneBit, change: Callable = lambda g, step: g) -> torch.Tensor:
@@ -65,8 +66,8 @@ def onebit(state: hooks.OneBit, change: Callable = lambda g, step: g) -> torch.T
     return averages(model, change)
 
 
-def with_inf(g: torch.Tensor, step: int) -> torch.Tensor:
-    return torch.where(torch.arange(NUMEL) == 5, torch.inf, g) if step == 1 else g
+def with_inf(when: int) -> Callable[[torch.Tensor, int], torch.Tensor]:
+    return lambda g, step: torch.where(torch.arange(NUMEL) == 5, torch.inf, g) if step == when else g
 
 
 def overflow() -> list[list[float]]:
@@ -90,7 +91,8 @@ WAYS: dict[str, Callable[[], torch.Tensor]] = {
     "shared, views": lambda: by_name("shared", gradient_as_bucket_view=True),
     "forgets": lambda: onebit(hooks.OneBit(feedback=False)),
     "from the first backward": lambda: onebit(hooks.OneBit()),
-    "inf": lambda: onebit(hooks.OneBit(), with_inf),
+    "powersgd, inf": lambda: by_name("powersgd", change=with_inf(2)),
+    "inf": lambda: onebit(hooks.OneBit(), with_inf(1)),
 }
 
 
@@ -202,6 +204,11 @@ def test_an_infinite_gradient_spoils_its_step_and_no_other(found):
         torch.testing.assert_close(found["inf"][step], want[step], rtol=1e-10, atol=1e-12)
 
 
+def test_powersgd_recovers_from_an_infinite_gradient(found):
+    found = found["powersgd, inf"]
+    assert not found[2].isfinite().all() and found[:2].isfinite().all() and found[3:].isfinite().all()
+
+
 def test_powersgd_is_exact_until_it_begins_then_of_low_rank(found):
     assert (error(found["powersgd"])[:2] < 1e-12).all() and (error(found["powersgd"])[2:] > 0.1).all()
     matrix = found["powersgd"][3][: SIZES[0]].view(SHAPES[0])
@@ -224,3 +231,26 @@ def test_packing_is_lossless_and_an_eighth_of_a_byte(numel):
     sizes = [numel // 3, numel - numel // 3]
     want = torch.cat([torch.full((n,), s, dtype=torch.float64) for n, s in zip(sizes, (0.1, 3.0), strict=True)])
     assert torch.equal(unpack(payload, sizes, torch.float64), torch.where(signs, want, -want))
+
+
+def silent_neighbour() -> list[str]:
+    """Rank 1 takes no part in a backward: what rank 0 is told, by gloo and by our own transport."""
+    models = [
+        wrap(nn.Linear(2, 2), torch.zeros(1, 2), DDPOptions(comm_hook=h, timeout_s=0.5)) for h in ("none", "shared")
+    ]
+    told = []
+    for model in models:
+        model(torch.ones(1, 2)).sum().backward()
+    for model in models:
+        if dist.get_rank() == 0:
+            with pytest.raises(RuntimeError) as caught:
+                model(torch.ones(1, 2)).sum().backward()
+            told.append(str(caught.value))
+    dist.barrier()
+    return told
+
+
+def test_the_time_limit_of_gradients_is_that_of_the_options():
+    by_gloo, by_own = run(silent_neighbour, 2, quiet=True).results[0]
+    assert "Timed out" in by_gloo and "500ms" in by_gloo
+    assert "rank 1" in by_own and "0.5 s" in by_own

@@ -23,8 +23,12 @@ def powersgd_hook(state: PowerSGDState, bucket: dist.GradBucket) -> torch.future
     buckets a rank may start the second all-reduce of one before or after the first one of the other, and ranks then add
     what does not belong together: a crash, or wrong sums. So here, unless NCCL keeps the order, one bucket is finished
     before the next begins; nothing overlaps with backward.
+
+    An infinite or NaN gradient spoils its step, on all ranks. torch's hook keeps it in its memory, and so spoils all
+    steps to come; here that memory of the bucket is dropped. Not with NCCL, where looking would stop the GPU.
     """
     done = torchs.powerSGD_hook(state, bucket)
-    if dist.get_backend(state.process_group) != "nccl":
-        done.wait()
+    if dist.get_backend(state.process_group) != "nccl" and not done.wait().isfinite().all():
+        for memory in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
+            memory.pop(bucket.index(), None)
     return done
