@@ -10,6 +10,7 @@ import tyro
 
 from course_lib.train.config import Config, option_names
 from course_lib.train.errors import ConfigError
+from course_lib.train.exits import IN_WORDS
 from course_lib.train.recipes import RECIPES, find
 
 _RULE = re.compile(r"[\s─╰╭╮╯├┤-]*[─-]{2}[\s─╰╭╮╯├┤-]*$")  # of hyphens, or a side of a box
@@ -26,7 +27,7 @@ def overview() -> str:
     lines += [f"  {name:<14} {recipe.__doc__.splitlines()[0]}" for name, recipe in RECIPES.items()]
     lines += [
         "",
-        "exit codes: 0 finished, 1 failed, 2 cannot start, 75 stopped: start again with the same --run.dir",
+        f"exit codes: {IN_WORDS}",
     ]
     return "\n".join(lines)
 

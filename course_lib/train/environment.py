@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.train.errors import ConfigError
+from course_lib.train import flight, meeting
+from course_lib.train.errors import CannotWrite, ConfigError
 
 PREPARATION = timedelta(hours=1)  # the longest wait for a download; training itself has run.timeout
 
@@ -54,18 +55,18 @@ class Environment:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A block that succeeds on all ranks or raises ConfigError on all: what one finds, all report.
+        """A block that succeeds on all ranks or raises ConfigError or CannotWrite on all: what one finds, all report.
 
         No collective inside: a rank that raises would not take part in it.
         """
         problem = None
         try:
             yield
-        except ConfigError as error:
-            problem = str(error)
+        except (ConfigError, CannotWrite) as error:
+            problem = error
         for found in self.gather(problem):
             if found:
-                raise ConfigError(found)
+                raise found
 
 
 def speak(text: str, error: bool = False) -> None:
@@ -115,11 +116,19 @@ def choose_device(wanted: str, local_rank: int, local_world: int) -> torch.devic
     return torch.device("cuda", local_rank)
 
 
+def meet(rank: int, world_size: int, timeout: float) -> dist.Store:
+    """The store through which the ranks of this launch find each other."""
+    store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timedelta(seconds=timeout)))
+    if "TORCHELASTIC_RESTART_COUNT" in os.environ:
+        store = meeting.fresh(store, rank, world_size, timeout)
+    return store
+
+
 @contextmanager
 def start(device: str = "auto", timeout: float = 120.0) -> Iterator[Environment]:
     """Set the device, start the process group (NCCL on GPUs, gloo on CPUs), end it when all went well.
 
-    `timeout` in seconds bounds each collective of the training loop.
+    `timeout` in seconds bounds each collective until the heartbeat sets another one.
     """
     rank, local_rank, world_size, local_world = read_launcher()
     mine = choose_device(device, local_rank, local_world)
@@ -130,19 +139,19 @@ def start(device: str = "auto", timeout: float = 120.0) -> Iterator[Environment]
         torch.cuda.set_device(mine)  # before the group: NCCL takes the current device
         backend = "nccl"
     alone = "RANK" not in os.environ
+    flight.turn_on()
     dist.init_process_group(
         backend,
         timeout=timedelta(seconds=timeout),
         rank=rank,
         world_size=world_size,
         # Without a launcher there is nobody to meet, and no port is needed.
-        store=dist.HashStore() if alone else None,
-        init_method=None if alone else "env://",
+        store=dist.HashStore() if alone else meet(rank, world_size, timeout),
     )
     control = dist.new_group(backend="gloo", timeout=PREPARATION)
     try:
         yield Environment(rank, local_rank, world_size, mine, backend, control)
-    except ConfigError:
+    except (ConfigError, CannotWrite):  # all ranks raise it together
         dist.destroy_process_group()
         raise
     # After any other failure the peers may be gone, and destroying could wait for them: the process ends

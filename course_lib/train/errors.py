@@ -1,4 +1,4 @@
-"""What a person can mend: a wrong option, a missing folder, numbers that do not fit together."""
+"""What a person can mend: a wrong option, a missing folder, numbers that do not fit together, a full disk."""
 
 
 class ConfigError(Exception):
@@ -6,6 +6,10 @@ class ConfigError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         return [f"ConfigError: {self}"]  # a notebook shows the sentence, not the frames of this library
+
+
+class CannotWrite(Exception):
+    """The run folder takes no more: one full sentence. The program prints it and exits with 74."""
 
 
 class Diverged(Exception):

@@ -7,11 +7,13 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from course_lib.train.errors import ConfigError
+from course_lib.train.errors import CannotWrite, ConfigError
 
 
 @dataclass(frozen=True)
@@ -28,18 +30,29 @@ class RunConfig:
     """Steps between two checkpoints, beside the one at the end of each epoch (0: only that)."""
     keep: int = 2
     """How many checkpoints are kept."""
+    save_in_background: bool = False
+    """Training goes on while a checkpoint is written. It is copied first, in memory."""
     stop_after: int | None = None
     """Stop after this step as if by a signal: saved, to be continued."""
+    max_minutes: float = 0.0
+    """Stop when the processes are so old, as if by a signal; for a machine that is yours for a while. 0: never."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     timeout: float = 120.0
     """Seconds after which a collective that some rank never joins is an error."""
+    first_timeout: float = 1800.0
+    """The same until the first step is done: compilers, caches and networks may take their time, on each rank another.
+    Never less than timeout."""
+    stall: float = 60.0
+    """After so many seconds without a step each rank writes where it is into RUN/stalls. Five times as long in the
+    first step. 0: never."""
 
 
 # May differ when a run is continued: they change where and how fast, or how long, not what a step computes.
 # (optim.epochs changes the rates of the steps that are left: to train longer is a wish that people have. data.batch
 # and data.accumulate change what the number of ranks changes: the order of sums, and BatchNorm's batches.)
 HARMLESS = {
-    *(f"run.{name}" for name in ("dir", "log_every", "save_every", "keep", "stop_after", "device", "timeout")),
+    *(f"run.{name}" for name in ("dir", "log_every", "save_every", "keep", "save_in_background", "device")),
+    *(f"run.{name}" for name in ("stop_after", "max_minutes", "timeout", "first_timeout", "stall")),
     *(f"data.{name}" for name in ("root", "workers", "eval_batch", "strict", "batch", "accumulate")),
     *(f"measure.{name}" for name in ("tensorboard", "profile_at", "profile_steps", "peak_tflops")),
     *("optim.epochs", "optim.zero", "model.recompute", "ddp.timeout_s"),
@@ -57,10 +70,12 @@ def check(config: RunConfig) -> None:
             raise ConfigError(f"--run.{name} must be at least {least}, but is {value}.")
     if config.seed >= 2**63:
         raise ConfigError(f"--run.seed must be less than 2**63, but is {config.seed}.")
-    if not 0 < config.timeout <= LONGEST:
-        raise ConfigError(
-            f"--run.timeout must be greater than 0 and at most {LONGEST} seconds, but is {config.timeout}."
-        )
+    for name in ("timeout", "first_timeout"):
+        if not 0 < (value := getattr(config, name)) <= LONGEST:
+            raise ConfigError(f"--run.{name} must be greater than 0 and at most {LONGEST} seconds, but is {value}.")
+    for name, unit in (("max_minutes", "minutes"), ("stall", "seconds")):
+        if not 0 <= (value := getattr(config, name)) <= LONGEST:
+            raise ConfigError(f"--run.{name} must be at least 0 and at most {LONGEST} {unit}, but is {value}.")
     try:
         if config.dir is not None and config.dir.exists() and not config.dir.is_dir():
             raise ConfigError(f"--run.dir {config.dir} is a file, not a folder.")
@@ -73,6 +88,18 @@ def default_dir(recipe: str) -> Path:
     name = f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = [name, *(f"{name}-{i}" for i in range(2, 100))]
     return next(path for path in (Path("runs", candidate) for candidate in candidates) if not path.exists())
+
+
+@contextmanager
+def writing(what: str, where: Path) -> Iterator[None]:
+    """A block that writes into the run folder: what the system refuses becomes CannotWrite, one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite(
+            f"{what} cannot be written to {where}: {error.strerror or error}. The checkpoints from before are whole: "
+            "make room, or make the folder writable, and start again with the same --run.dir."
+        ) from error
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

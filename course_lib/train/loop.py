@@ -1,7 +1,7 @@
 """The training loop. One process or a thousand: the same lines."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
 import torch
@@ -20,8 +20,10 @@ from course_lib.train.stopping import StopRequest
 from course_lib.train.window import Window
 
 
-def fit(job: Job, journal: Journal, request: StopRequest) -> str | None:
-    """Train from step `job.start + 1` to `job.total`; why it stopped before, or None.
+def fit(
+    job: Job, journal: Journal, request: StopRequest, beat: Callable[[int], None] = lambda step: None
+) -> str | None:
+    """Train from step `job.start + 1` to `job.total`; why it stopped before, or None. `beat` hears of each step.
 
     Raises Diverged, on all ranks, when the loss is not finite: no checkpoint is written from there on.
     """
@@ -38,10 +40,11 @@ def fit(job: Job, journal: Journal, request: StopRequest) -> str | None:
         meter.add(loss, order.count(step), norm=job.update(want_norm=report))
         job.average.update()
         window.after(step)
+        beat(step)
 
         if not report:
             continue
-        row, stopper = meter.reduce(request.number)
+        row, stopper = meter.reduce(request.code or journal.code)
         journal.train(step, order.epoch(step), lr, row)
         refuse_nan("training", row["loss"], step, meter)
         stop = why_stop(step, config.run.stop_after, stopper)
@@ -57,6 +60,7 @@ def fit(job: Job, journal: Journal, request: StopRequest) -> str | None:
         if stop and step < job.total:
             window.close(step)
             return stop
+        beat(step)  # evaluation and saving may have taken long
         meter.restart()
     window.close(job.total)
     return None

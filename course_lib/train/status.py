@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from course_lib.train.errors import CannotWrite
 from course_lib.train.folder import write_json
 
 # What a rank says when another one has left or does not come: a consequence, never the cause.
@@ -67,7 +68,7 @@ def report_failure(folder: Path, rank: int, error: BaseException) -> None:
         if known.get("status") == "failed" and (consequence or not known.get("consequence")):
             return
         message = " ".join(str(error).split()) or "no message"
-        why = f"rank {rank} raised {type(error).__name__}: {message}"
+        why = message if isinstance(error, CannotWrite) else f"rank {rank} raised {type(error).__name__}: {message}"
         if consequence:
             why = f"rank {rank} lost the connection to another rank, which died or hangs: {message}"
         text = "".join(traceback.format_exception(error))

@@ -1,17 +1,24 @@
-"""Signals ask the loop to stop; the loop agrees with the other ranks, saves, and ends."""
+"""Signals and the clock ask the loop to stop; the loop agrees with the other ranks, saves, and ends."""
 
+import math
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
+
 SIGNALS = {name: getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)}
+# Beyond all signal numbers: other reasons of a rank, in the same place of the row that all ranks share.
+TIME_IS_UP, DISK_TROUBLE = 1000, 1001
 
 
 class StopRequest:
-    """Which signal told this rank to stop; 0: none did."""
+    """Whether something told this rank to stop: a signal, or that the process is `max_minutes` old (0: any age)."""
 
-    def __init__(self) -> None:
-        self.number = 0
+    def __init__(self, max_minutes: float = 0.0) -> None:
+        self.number = 0  # of the signal; 0: none came
+        self.until = psutil.Process().create_time() + 60 * max_minutes if max_minutes else math.inf
 
     def note(self, number: int, _frame: object = None) -> None:
         """The signal handler.
@@ -20,16 +27,26 @@ class StopRequest:
         """
         self.number = self.number or number
 
+    @property
+    def code(self) -> int:
+        """What the other ranks are told: the number of a signal, TIME_IS_UP, or 0."""
+        return self.number or (TIME_IS_UP if time.time() >= self.until else 0)
 
-def describe(numbers: list[int]) -> str | None:
-    """From what each rank received to why the run stops.
+
+def describe(codes: list[int]) -> str | None:
+    """From what each rank has to say to why the run stops.
 
     >>> describe([0, 15, 15])
     'rank 1 received SIGTERM'
+    >>> describe([TIME_IS_UP, 0])
+    'run.max_minutes are over'
     >>> describe([0, 0]) is None
     True
     """
-    return next((f"rank {rank} received {signal.Signals(n).name}" for rank, n in enumerate(numbers) if n), None)
+    others = {TIME_IS_UP: "run.max_minutes are over", DISK_TROUBLE: "the run folder cannot be written"}
+    return next(
+        (others.get(n) or f"rank {rank} received {signal.Signals(n).name}" for rank, n in enumerate(codes) if n), None
+    )
 
 
 def leave_to_the_rank(_worker: int) -> None:
@@ -42,9 +59,9 @@ def leave_to_the_rank(_worker: int) -> None:
 
 
 @contextmanager
-def listening() -> Iterator[StopRequest]:
-    """Turn SIGTERM, SIGINT and SIGUSR1 into a request while the block runs (main thread only)."""
-    request = StopRequest()
+def listening(max_minutes: float = 0.0) -> Iterator[StopRequest]:
+    """Turn SIGTERM, SIGINT, SIGUSR1 and the time limit into a request while the block runs (main thread only)."""
+    request = StopRequest(max_minutes)
     before = {number: signal.signal(number, request.note) for number in SIGNALS.values()}
     try:
         yield request

@@ -1,0 +1,93 @@
+"""Who is slow? A rank's own time in a step, before it waits for anybody.
+
+A collective lasts as long on each rank as on the slowest, so the time of a whole step is the same on all and accuses
+nobody. What differs is the time before: waiting for data, forward, and backward up to its last gradient.
+"""
+
+import time
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
+
+TIMES, LEAST = 1.5, 0.002  # slow: so many times the others' time, and at least so many seconds more
+IN_A_ROW = 20  # steps; one slow step is chance
+
+
+class Pace:
+    """Measures forward and backward of a DDP model, without what DDP waits for: buffers before, all-reduces after.
+
+    On a GPU with its own events, which wait for nothing until `seconds` asks.
+    """
+
+    def __init__(self, model: DistributedDataParallel, device: torch.device) -> None:
+        self.device = device
+        self.spans: list[tuple[Any, Any]] = []
+        # Inside of DDP's forward, after it has sent buffers. Private: tests/train/test_watching.py tells of a change.
+        self.forward = model._run_ddp_forward
+        model._run_ddp_forward = self._timed
+
+    def _timed(self, *inputs: Any, **options: Any) -> Any:
+        began = self._now()
+        output = self.forward(*inputs, **options)
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            output.register_hook(partial(self._backward_begins, began))
+        return output
+
+    def _backward_begins(self, began: Any, _gradient: torch.Tensor) -> None:
+        # Called at the end of this backward, in order of registration: before DDP's own, which waits for all-reduces.
+        Variable._execution_engine.queue_callback(lambda: self.spans.append((began, self._now())))
+
+    def _now(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self) -> float:
+        """The sum since the last call."""
+        spans, self.spans = self.spans, []
+        if self.device.type != "cuda":
+            return sum(end - began for began, end in spans)
+        torch.cuda.synchronize(self.device)
+        return sum(began.elapsed_time(end) for began, end in spans) / 1000
+
+
+def compare(own: list[float]) -> dict[str, float]:
+    """The slowest rank, its own seconds a step, and the median of the others'; {} for one rank.
+
+    >>> compare([0.01, 0.03, 0.01])
+    {'slowest_rank': 1, 'slowest_s': 0.03, 'others_s': 0.01}
+    """
+    if len(own) < 2:
+        return {}
+    slowest = max(range(len(own)), key=own.__getitem__)
+    others = median(seconds for rank, seconds in enumerate(own) if rank != slowest)
+    return {"slowest_rank": slowest, "slowest_s": own[slowest], "others_s": others}
+
+
+class Suspicion:
+    """From row to row: names a rank that is slow in IN_A_ROW steps one after the other, once."""
+
+    def __init__(self) -> None:
+        self.rank, self.steps, self.named = -1, 0, set()
+
+    def look(self, row: dict[str, float], steps: int) -> str | None:
+        """The sentence, when it is time for it; the row stands for so many steps."""
+        if "slowest_rank" not in row:
+            return None
+        rank, own, others = row["slowest_rank"], row["slowest_s"], row["others_s"]
+        slow = own > max(TIMES * others, others + LEAST)
+        self.steps = (self.steps if rank == self.rank else 0) + steps if slow else 0
+        self.rank = rank
+        if self.steps < IN_A_ROW or rank in self.named:
+            return None
+        self.named.add(rank)
+        return (
+            f"rank {rank} is slow: it needs {own * 1000:.0f} ms a step before it waits for others, which need "
+            f"{others * 1000:.0f} ms, so they wait for it in each step"
+        )
