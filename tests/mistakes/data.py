@@ -165,6 +165,17 @@ AGAIN_SHARD = [  # the same mistakes in other words
     ("changes_global_generator", _global_numpy),
     ("changes_global_generator", _global_random),
 ]
+UNNAMED_SHARD = {  # with a text that the verdict holds
+    "seed times epoch": (
+        lambda seed, epoch, samples, rank, world_size: _order(seed * epoch, 0, samples)[rank::world_size],
+        "epoch=0, samples=",
+    ),
+    "counts from 1": (
+        lambda seed, epoch, samples, rank, world_size: [i + 1 for i in _order(seed, epoch, samples)[rank::world_size]],
+        "there is no sample",
+    ),
+    "a number": (lambda seed, epoch, samples, rank, world_size: samples // world_size, "a list of indices is needed"),
+}
 
 
 def _torch_generator(seed, epoch, samples, rank, world_size):
@@ -314,6 +325,20 @@ def _nothing_returned(counted):
     dist.all_reduce(counted)
 
 
+def _wrong_way_round(counted):
+    dist.all_reduce(counted)
+    return counted[2].item() / counted[1].item(), counted[0].item() / counted[1].item()
+
+
+def _zeros(counted):
+    return 0.0, 0.0
+
+
+def _accuracy_only(counted):
+    dist.all_reduce(counted)
+    return counted[0].item() / counted[1].item()
+
+
 def _destroyed(counted):
     dist.all_reduce(counted)
     dist.destroy_process_group()
@@ -373,6 +398,10 @@ def _in_float16(counted):
     return _own(counted.double())
 
 
+def _all_on_rank_0(images, labels, batch_size):
+    return _batches(images, labels, batch_size, 0, 1) if dist.get_rank() == 0 else []
+
+
 WRONG_EVALUATE = {
     "stub": _stub,
     "destroys_group": _evaluate(end=_destroyed),
@@ -391,12 +420,18 @@ WRONG_EVALUATE = {
     "not_divided": _evaluate(end=_sums),
     "mean_of_batches": _mean_of_batches,
     "mean_of_ranks": _evaluate(end=_mean_of_ranks),
+    "swapped": _evaluate(end=_wrong_way_round),
     "float32_sums": _evaluate(dtype=torch.float32),
     "leaves_early": _evaluate(end=_leaves_early),
     "one_rank_calls": _evaluate(end=_on_rank_0_only),
     "whole_share_at_once": _evaluate(batches=lambda x, y, n: _batches(x, y, 99)),
+    "one_rank_works": _evaluate(batches=_all_on_rank_0),
     "graph_kept": _evaluate(grad=True),
     "mode_not_restored": _evaluate(back=False),
+}
+UNNAMED_EVALUATE = {  # with a text that the verdict holds
+    "zeros": (_evaluate(end=_zeros), "the accuracy on rank 0 must be"),
+    "accuracy only": (_evaluate(end=_accuracy_only), "rank 0 returned a value of type float; needed is"),
 }
 AGAIN_EVALUATE = [
     ("wrapper_called", _evaluate(net=lambda model: model)),

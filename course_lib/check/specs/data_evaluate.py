@@ -134,7 +134,7 @@ def values(e: Evidence) -> Wrong | None:
         case = e.cases[number]
         for rank, fact in enumerate(facts(e, number)):
             if fact["value"] is None:
-                text = f"{case.story}: rank {rank} returned a {fact['kind']}; needed is (accuracy, loss)."
+                text = f"{case.story}: rank {rank} returned a value of type {fact['kind']}; needed is (accuracy, loss)."
                 return Wrong("values", text, number)
             for name, got, want in zip(NUMBERS, fact["value"], case.expected[rank].tolist(), strict=True):
                 if not abs(got - want) <= 1e-10 * max(abs(want), 1e-3):
@@ -144,25 +144,35 @@ def values(e: Evidence) -> Wrong | None:
     return None
 
 
-def work(e: Evidence) -> Wrong | None:
-    """Each sample goes through the bare module of one rank, once, without a graph, in batches that are small enough."""
+def passes(e: Evidence) -> Wrong | None:
+    """Forwards go through the bare module, without a graph, in batches that are small enough."""
     for number in e.numbers():
-        found, story = facts(e, number), e.cases[number].story
-        forwards = [(rank, *forward) for rank, fact in enumerate(found) for forward in fact["forwards"]]
-        for rank, numbers, _, graph, _ in forwards:
-            if len(numbers) > e.cases[number].options["batch_size"]:
-                return Wrong("traffic", f"{story}: rank {rank} gave the model {len(numbers)} samples at once.", number)
-            if graph:
-                return Wrong("traffic", f"{story}: rank {rank} recorded a graph for backward.", number)
-        if any(fact["wrapped"] for fact in found):
-            return Wrong(
-                "traffic", f"{story}: the wrapper was called, model(...) instead of model.module(...).", number
-            )
-        seen = sorted(n for _, numbers, *_ in forwards for n in numbers)
-        samples = len(e.cases[number].inputs[0])
+        story = e.cases[number].story
+        for rank, fact in enumerate(facts(e, number)):
+            if fact["wrapped"]:
+                return Wrong("traffic", f"{story}: rank {rank} calls the wrapper, not model.module.", number)
+            for numbers, _, graph, _ in fact["forwards"]:
+                if len(numbers) > e.cases[number].options["batch_size"]:
+                    text = f"{story}: rank {rank} gave the model {len(numbers)} samples at once."
+                    return Wrong("traffic", text, number)
+                if graph:
+                    return Wrong("traffic", f"{story}: rank {rank} recorded a graph for backward.", number)
+    return None
+
+
+def work(e: Evidence) -> Wrong | None:
+    """Each sample is seen by one rank, once, and no rank has much more to do than the others."""
+    for number in e.numbers():
+        case = e.cases[number]
+        shares = [[n for numbers, *_ in fact["forwards"] for n in numbers] for fact in facts(e, number)]
+        seen, samples = sorted(n for share in shares for n in share), len(case.inputs[0])
         if seen != list(range(samples)):
-            text = f"{story}: all ranks together ran the model on {len(seen)} samples, {len(set(seen))} different ones."
-            return Wrong("traffic", text, number)
+            text = f"all ranks together ran the model on {len(seen)} samples, {len(set(seen))} different ones"
+            return Wrong("traffic", f"{case.story}: {text}.", number)
+        largest = max(range(WORLD), key=lambda rank: len(shares[rank]))
+        if len(shares[largest]) > -(-samples // WORLD) + case.options["batch_size"]:
+            text = f"rank {largest} ran the model on {len(shares[largest])} of the {samples} samples"
+            return Wrong("traffic", f"{case.story}: {text}.", number)
     return None
 
 
@@ -178,7 +188,7 @@ def untouched(e: Evidence) -> Wrong | None:
 
 def compare(e: Evidence) -> Wrong | None:
     """None when all is right; else what is wrong, the most telling first."""
-    for look in (destroyed, values, ended_badly, work, untouched):
+    for look in (destroyed, values, ended_badly, passes, work, untouched):
         if wrong := look(e):
             return wrong
     return None

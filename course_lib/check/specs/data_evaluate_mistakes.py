@@ -34,6 +34,13 @@ def returns_nothing(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
+def swapped(e: Evidence, wrong: Wrong) -> str | None:
+    want = tuple(e.cases[wrong.case].expected[0].tolist())
+    if any(given and _near(given[::-1], want) for given in _got(e, wrong.case)):
+        return "The numbers are right, and the wrong way round: accuracy first, then the loss."
+    return None
+
+
 def not_in_eval_mode(e: Evidence, wrong: Wrong) -> str | None:
     refused = any("more than 1 value per channel when training" in answer.error_text for _, answer in errors(e))
     if refused or any(training for _, _, _, training, _, _ in _forwards(e)):
@@ -252,6 +259,15 @@ def whole_share_at_once(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
+def one_rank_works(e: Evidence, wrong: Wrong) -> str | None:
+    if "ran the model on" in wrong.text and "of the" in wrong.text:
+        return (
+            f"The others wait meanwhile, so {WORLD} ranks are no faster than one. Share the samples: rank r takes "
+            f"every {WORLD}rd, from the r-th on."
+        )
+    return None
+
+
 def graph_kept(e: Evidence, wrong: Wrong) -> str | None:
     if "recorded a graph" in wrong.text:
         return (
@@ -274,15 +290,14 @@ MISTAKES = (
     *known(wrapper_called, kinds=("values", "hangs", "ended", "traffic")),
     *known(unequal_gather, kinds=KINDS),
     *known(not_in_eval_mode, kinds=("values", "raised", "traffic")),
-    *known(
-        returns_nothing, not_in_eval_mode, everyone_everything, pads_counted, drops_tail, kinds=("values", "traffic")
-    ),
+    *known(returns_nothing, everyone_everything, pads_counted, drops_tail, kinds=("values", "traffic")),
+    *known(swapped, kinds=("values",)),
     *known(buffers_differ, kinds=("values",)),
     *known(empty_share, kinds=("values", "raised")),
     *known(never_summed, only_rank_0, own_count, not_divided, mean_of_ranks, mean_of_batches, kinds=("values",)),
     *known(float32_sums, kinds=("values",)),
     *known(leaves_early, one_rank_calls, kinds=("hangs",)),
-    *known(whole_share_at_once, graph_kept, kinds=("traffic",)),
+    *known(whole_share_at_once, graph_kept, one_rank_works, kinds=("traffic",)),
     *known(mode_not_restored, kinds=("input",)),
 )
 

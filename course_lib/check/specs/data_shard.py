@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from course_lib.check.findings import destroyed, ended_badly
 from course_lib.check.group import Evidence, GroupCase, Wrong
 
 PROCESSES = 3
+# What can be wrong, beside `group.KINDS`: the form of what is returned; processes or calls do not agree; samples are
+# lost or repeated; the order depends on the world size, is no shuffle, or is that of another seed or epoch.
+KINDS = ("form", "agree", "split", "order", "sorted", "fresh")
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ def cases(rng: random.Random) -> list[GroupCase]:
     seed, epoch, many = rng.randint(100, 10_000), rng.randint(1, 50), 4 * 7 * 3 * rng.randint(1, 2) + 1
     calls = [Call(seed, epoch, many, world) for world in (1, 3, 2, 4, 7)]
     calls += [Call(seed, epoch + 1, many, world) for world in (1, 3)]
-    calls += [Call(seed + 1, epoch, many, 1)]
+    calls += [Call(seed + 1, epoch, many, 1), Call(seed, 0, many, 1), Call(seed + 1, 0, many, 1)]
     few = ((1, 1), (5, 5), (6, 3), (2, 3), (0, 2), (rng.randint(5, 7), 4))
     calls += [Call(seed, epoch, samples, world) for samples, world in few]
     nothing = (torch.empty(0),) * PROCESSES
@@ -110,7 +114,7 @@ def indices(given: object) -> list[int] | str:
     try:
         return [int(index) for index in listed]
     except (TypeError, ValueError):
-        return f"{type(given).__name__} of something else than whole numbers"
+        return f"{type(given).__name__}, and not of whole numbers"
 
 
 class Seen:
@@ -151,14 +155,14 @@ def well_formed(e: Evidence) -> Wrong | None:
     for process, facts in enumerate(seen.facts):
         bad = next((given for given in [facts["first"], *facts["shares"].values()] if isinstance(given, str)), None)
         if bad:
-            return Wrong("values", f"shard returned a {bad}; a list of indices is needed.", 0)
+            return Wrong("form", f"shard returned a value of type {bad}; a list of indices is needed.", 0)
         call = f"{seen.calls[0]}".replace("rank", "rank=0", 1)
         if facts["first"] != seen.facts[0]["first"]:
             starts = [str(f["first"][:4])[:-1] for f in (seen.facts[0], facts)]
             text = f"{call} begins {starts[0]} ... in process 0 and {starts[1]} ... in process {process}."
-            return Wrong("values", text, 0, "All ranks must agree on the order.")
+            return Wrong("agree", text, 0)
         if facts["again"] != facts["first"]:
-            return Wrong("values", f"{call} gave another answer when it was called again with the same arguments.", 0)
+            return Wrong("agree", f"{call} gave another answer when it was called again with the same arguments.", 0)
     return None
 
 
@@ -173,18 +177,18 @@ def complete(e: Evidence) -> Wrong | None:
                 owners.setdefault(index, []).append(rank)
         sizes = f"the {call.world_size} ranks have {', '.join(str(len(share)) for share in shares)} samples"
         if strange := [index for index in owners if not 0 <= index < call.samples]:
-            return Wrong("values", f"{call}: there is no sample {strange[0]}; they are 0 to {call.samples - 1}.", 0)
+            return Wrong("form", f"{call}: there is no sample {strange[0]}; they are 0 to {call.samples - 1}.", 0)
         if twice := [index for index in sorted(owners) if len(owners[index]) > 1]:
             by = " and ".join(f"rank {rank}" for rank in owners[twice[0]][:2])
             text = f"{len(twice)} samples are seen more than once, sample {twice[0]} by {by}; {sizes}"
-            return Wrong("values", f"{call}: {text}.", 0)
+            return Wrong("split", f"{call}: {text}.", 0)
         if missing := [index for index in range(call.samples) if index not in owners]:
             text = (
                 f"{len(missing)} of the samples 0 to {call.samples - 1} are seen by no rank, {missing[0]} is the first"
             )
-            return Wrong("values", f"{call}: {text}; {sizes}.", 0)
+            return Wrong("split", f"{call}: {text}; {sizes}.", 0)
         if max(map(len, shares)) - min(map(len, shares)) > 1:
-            return Wrong("values", f"{call}: {sizes}; these must differ by one at most.", 0)
+            return Wrong("split", f"{call}: {sizes}; these must differ by one at most.", 0)
     return None
 
 
@@ -201,15 +205,12 @@ def ordered(e: Evidence) -> Wrong | None:
                 f"{seen.calls[number]}: sample {at} of the epoch is {alone[at]} for one rank, and {world} ranks that "
                 f"are dealt to in turn have {seen.order(number)[at]} there (rank {at % world})."
             )
-            return Wrong("values", text, 0)
+            return Wrong("order", text, 0)
     if alone == sorted(alone):
-        return Wrong("values", f"{main}: the samples are in the order in which they lie there: 0, 1, 2, ...", 0)
-    others = [number for number in seen.of(samples=main.samples, world_size=1) if number]
-    for number in others:
-        if seen.order(number) == alone:
-            return Wrong("values", f"{main} and {seen.calls[number]} give the same order.", 0)
-    if seen.order(others[0]) == seen.order(others[1]):
-        return Wrong("values", f"{seen.calls[others[0]]} and {seen.calls[others[1]]} give the same order.", 0)
+        return Wrong("sorted", f"{main}: the samples are in the order in which they lie there: 0, 1, 2, ...", 0)
+    for one, other in combinations(seen.of(samples=main.samples, world_size=1), 2):
+        if seen.order(one) == seen.order(other):
+            return Wrong("fresh", f"{seen.calls[one]} and {seen.calls[other]} give the same order.", 0)
     return None
 
 

@@ -8,7 +8,7 @@ from course_lib.check.specs.data_shard import Seen, cases, compare
 
 
 def asks_others(e: Evidence, wrong: Wrong) -> str | None:
-    if any(e.messages.values()):
+    if wrong.kind in ("traffic", "hangs", "raised", "ended") and any(e.messages.values()):
         return (
             "Each rank can work out its part alone, from the five numbers: then nothing waits, and a restarted run "
             "needs no message to know where it was."
@@ -197,10 +197,12 @@ def changes_global_generator(e: Evidence, wrong: Wrong) -> str | None:
 MISTAKES = (
     *known(destroys_group, kinds=("destroyed",)),
     *known(asks_others, kinds=KINDS),
-    *known(returns_nothing, hash_of_text, unseeded, carries_state, with_replacement, kinds=("values",)),
-    *known(everyone_everything, pads, drops_tail, seed_with_rank, kinds=("values",)),
-    *known(not_shuffled, ignores_epoch, ignores_seed, seed_plus_epoch, kinds=("values",)),
-    *known(same_shard, blocks, shuffled_after_the_deal, depends_on_world_size, kinds=("values",)),
+    *known(returns_nothing, kinds=("form",)),
+    *known(hash_of_text, unseeded, carries_state, kinds=("agree",)),
+    *known(with_replacement, everyone_everything, pads, drops_tail, seed_with_rank, kinds=("split",)),
+    *known(same_shard, blocks, shuffled_after_the_deal, depends_on_world_size, kinds=("order",)),
+    *known(not_shuffled, kinds=("sorted",)),
+    *known(ignores_epoch, ignores_seed, seed_plus_epoch, kinds=("fresh",)),
     *known(changes_global_generator, kinds=("input",)),
 )
 
