@@ -13,6 +13,10 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from course_lib.train.errors import Diverged
+
+SMALLEST_SCALE = 2.0**-14  # where gradients of 65504 * 2**14, a thousand millions, overflow
+
 
 @dataclass
 class Update:
@@ -45,4 +49,10 @@ class Update:
         if self.scaler.is_enabled():
             before = self.scaler.get_scale()
             self.scaler.update()
-            self.skipped += self.scaler.get_scale() < before
+            now = self.scaler.get_scale()
+            self.skipped += now < before
+            if now < SMALLEST_SCALE:  # the same on all ranks
+                raise Diverged(
+                    f"gradients overflow fp16 in step after step: the factor of the loss has come down to {now:g}; a "
+                    "smaller --optim.lr may help, or --amp.dtype bf16"
+                )

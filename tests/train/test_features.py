@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from course_lib import run
 from course_lib.train.cli import parse
 from course_lib.train.environment import Environment
+from course_lib.train.errors import Diverged
 from course_lib.train.job import Job
 from course_lib.train.journal import Journal
 from course_lib.train.loop import fit, gradients
@@ -30,6 +31,7 @@ from course_lib.train.placement import blocks_of, hasten, recompute
 from course_lib.train.prepare import prepare
 from course_lib.train.stopping import StopRequest
 from course_lib.train.transforms import mixup
+from course_lib.train.update import Update
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.slow
@@ -55,9 +57,10 @@ OTHERS = {
     "cnn": CNN,
     "recompute": f"{CNN} --model.recompute",
     "channels_last": f"{CNN} --model.channels_last",
-    "bf16": f"{CNN} --amp.dtype bf16",
-    "fp16": f"{CNN} --amp.dtype fp16 --optim.clip 1 --data.accumulate 2",
-    "hook": f"{CNN} --ddp.comm_hook bf16",
+    "amp bf16": f"{CNN} --amp.dtype bf16",
+    "amp fp16": f"{CNN} --amp.dtype fp16 --optim.clip 1 --data.accumulate 2",
+    **{hook: f"{CNN} --ddp.comm_hook {hook}" for hook in ("fp16", "bf16", "onebit", "ring", "shared")},
+    "powersgd": f"{CNN} --ddp.comm_hook powersgd --ddp.powersgd_start 2",
 }
 EVERYTHING = (
     f"{CNN} --amp.dtype fp16 --amp.growth_interval 2 --optim.average 0.9 --optim.zero --optim.name adamw "
@@ -148,7 +151,7 @@ def in_ranks(folder: str) -> dict:
     env = Environment(rank, rank, size, torch.device("cpu"), "gloo", dist.group.WORLD)
     found = {name: train(f"{SMALL} {words}", f"{folder}/{name}", env) for name, (words, _) in CASES.items()}
     found |= {name: train(words, f"{folder}/{name}", env) for name, words in OTHERS.items()}
-    found["overflow"] = train(OTHERS["fp16"], f"{folder}/overflow", env, overflow_at=2)
+    found["overflow"] = train(OTHERS["amp fp16"], f"{folder}/overflow", env, overflow_at=2)
     for name, words in (("straight", ""), ("resumed", "--run.stop_after 2"), ("resumed", "")):
         found[name] = train(f"{EVERYTHING} {words}", f"{folder}/{name}", env)
     for name, split in SPLITS.items():
@@ -274,13 +277,25 @@ def test_recomputing_changes_no_bit(done):
             assert torch.equal(plain["buffers"], again["buffers"])
 
 
-@pytest.mark.parametrize(("name", "near"), [("channels_last", 1e-5), ("bf16", 0.05), ("hook", 0.05)])
+NEAR = [("channels_last", 1e-5), ("ring", 1e-5), ("shared", 1e-5), ("powersgd", 1e-5)]
+NEAR += [("amp bf16", 0.05), ("fp16", 0.05), ("bf16", 0.05)]
+
+
+@pytest.mark.parametrize(("name", "near"), NEAR)
 def test_gradients_of_the_first_step_are_near(done, name, near):
     plain, other = (done[1].results[0][case]["steps"][0]["grads"] for case in ("cnn", name))
     error = (plain - other).norm() / plain.norm()
     assert error < near
     if near > 1e-3:
-        assert error > 1e-4  # 16 bits did happen
+        assert error > 1e-5  # 16 bits did happen
+
+
+@pytest.mark.parametrize("hook", ["fp16", "bf16", "onebit", "ring", "shared", "powersgd"])
+def test_with_every_hook_ranks_stay_equal(done, hook):
+    for number in range(3):
+        first, *others = (done[1].results[rank][hook]["steps"][number] for rank in range(3))
+        assert all(torch.equal(first["weights"], other["weights"]) for other in others)
+        assert torch.isfinite(first["weights"]).all()
 
 
 def test_an_overflow_on_one_rank_skips_the_step_on_all(done):
@@ -291,13 +306,26 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(done):
         assert torch.equal(steps[0]["weights"], steps[1]["weights"])
         assert not torch.equal(steps[1]["weights"], steps[2]["weights"])
         assert torch.isfinite(steps[2]["weights"]).all()
-        straight = done[1].results[rank]["fp16"]["steps"]
+        straight = done[1].results[rank]["amp fp16"]["steps"]
         assert [step["skipped"] for step in straight] == [0, 0, 0]
         assert not torch.equal(straight[0]["weights"], straight[1]["weights"])
 
 
+def test_overflow_after_overflow_ends_the_run():
+    weight = nn.Parameter(torch.ones(2))
+    optimizer, scaler = torch.optim.SGD([weight], lr=1.0), torch.amp.GradScaler("cpu", init_scale=2.0**-13)
+    update = Update(optimizer, scaler, [weight])
+    scaler.scale(weight.sum() * float("inf")).backward()
+    update()
+    assert (scaler.get_scale(), update.skipped) == (2.0**-14, 1)
+    scaler.scale(weight.sum() * float("inf")).backward()
+    with pytest.raises(Diverged, match=r"has come down to 3\.05176e-05; a smaller"):
+        update()
+    assert weight.tolist() == [1, 1]
+
+
 def test_fp16_gradients_are_unscaled_before_they_are_clipped(done):
-    for step, plain in zip(*(done[1].results[0][name]["steps"] for name in ("fp16", "cnn")), strict=True):
+    for step, plain in zip(*(done[1].results[0][name]["steps"] for name in ("amp fp16", "cnn")), strict=True):
         assert float(step["norm"]) == pytest.approx(float(step["grads"].norm()), rel=1e-3)
         assert float(step["norm"]) == pytest.approx(float(plain["norm"]), rel=0.5)
 

@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from course_lib.train import batches
 from course_lib.train.data import test_keys as keys_of_test
 from course_lib.train.errors import ConfigError
+from course_lib.train.model import ModelConfig, build
 from course_lib.train.optim import OptimConfig, set_rate
 from course_lib.train.order import Order, epoch_order, share
+from course_lib.train.placement import check, place
+from course_lib.train.prepare import even
 from course_lib.train.schedule import due, rate
 
 settings.register_profile("patient", deadline=None)  # a time limit would fail on a busy machine
@@ -173,3 +176,32 @@ def test_rate_table(optimizer, lr, global_batch, wanted):
     rates = [set_rate(config, real, step, 8, 4, global_batch) for step in range(1, 9)]
     assert rates == pytest.approx(wanted, abs=5e-8)
     assert real.param_groups[0]["lr"] == rates[-1]
+
+
+EVEN = [  # samples, global batch, batch, ranks; whether each rank has as many microbatches, none empty
+    (96, 48, 8, 3, True),
+    (100, 48, 4, 3, True),  # the tail: 2, 1 and 1 samples
+    (100, 48, 1, 3, False),  # the same, one at a time
+    (97, 48, 4, 3, False),  # the tail: one sample for three ranks
+]
+
+
+@pytest.mark.parametrize(("samples", "global_batch", "batch", "ranks", "wanted"), EVEN)
+def test_even_microbatches(samples, global_batch, batch, ranks, wanted):
+    assert even(Order(0, samples, global_batch), batch, ranks) is wanted
+    assert even(Order(0, samples, global_batch, drop_last=True), batch, ranks)
+
+
+def test_sync_batchnorm_keeps_the_keys():
+    """It runs on GPUs only; here only the exchange of the layers is looked at."""
+    import torch
+
+    config = ModelConfig(norm="batch", sync_batchnorm=True)
+    net = build(config, (1, 8, 8), 10, seed=0)
+    keys = list(net.state_dict())
+    placed = place(net, config, torch.device("cpu"))
+    assert sum(isinstance(layer, torch.nn.SyncBatchNorm) for layer in placed) == 2
+    assert list(placed.state_dict()) == keys
+    with pytest.raises(ConfigError, match=r"use --data\.drop_last\."):
+        check(config, placed, torch.device("cuda"), even=False)
+    check(config, placed, torch.device("cuda"), even=True)
