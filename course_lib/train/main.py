@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from course_lib.launch.dying import die_with_parent
 from course_lib.train import environment
 from course_lib.train.cli import Help, parse
 from course_lib.train.config import check
@@ -30,6 +31,8 @@ from course_lib.train.stopping import StopRequest, listening
 def main(words: list[str] | None = None) -> int:
     """Run one rank; the exit code."""
     first = os.environ.get("RANK", "0") == "0"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent()  # when torchrun is killed, nobody else would end its ranks
     try:
         config = parse(sys.argv[1:] if words is None else words)
         check(config, environment.read_launcher()[2])

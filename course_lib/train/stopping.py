@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import psutil
 
+from course_lib.launch.dying import die_with_parent
+
 SIGNALS = {name: getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)}
 # Beyond all signal numbers: other reasons of a rank, in the same place of the row that all ranks share.
 TIME_IS_UP, DISK_TROUBLE = 1000, 1001
@@ -54,6 +56,7 @@ def leave_to_the_rank(_worker: int) -> None:
 
     A loader ends when its rank says so or is gone.
     """
+    die_with_parent()
     for number in SIGNALS.values():
         signal.signal(number, signal.SIG_IGN)
 
