@@ -65,11 +65,10 @@ for knobs in ({}, {"bucket_cap_mb": 25}, {"bucket_cap_mb": 2}):
     print(f"{knobs!s:<22} MiB in step 0: {found[0]}, step 1: {found[1]}, step 2: {found[2]}")
 
 # %% [markdown]
-# Step 0 is one all-reduce of everything: DDP does not know yet in which order gradients arrive. It looks, and fills
-# its buckets anew. From step 1 on, by default, the bucket that is full first holds 1 MiB at least, so that
-# communication begins early, and the others 25. (A bucket is closed by the tensor that fills it, hence 2 MiB and not
-# 1.) **An explicit 25 is not the default**: it holds for the first bucket, too. Measure from the second step on,
-# always.
+# Step 0 is one all-reduce of everything: DDP does not know yet in which order gradients arrive. It looks, and fills its
+# buckets anew. From step 1 on, by default, the bucket that is full first holds 1 MiB, so that communication begins
+# early, and the others 25. (A bucket is closed by the tensor that fills it, so it may hold more.) **An explicit 25 is
+# not the default**: it holds for the first bucket, too. Measure from the second step on, always.
 #
 # **"NCCL fuses many small gradients into one all-reduce."** It was DDP: there is no NCCL here, it was gloo, and 16
 # tensors made two messages. **"DDP waits until all gradients are ready."** That is step 0 only. **"It starts when *a
@@ -162,8 +161,9 @@ for knobs, way in ways:
 #   and allows some kinds of activation checkpointing.
 # - Without `forward_sync_buffers` no buffers are sent, and each rank keeps statistics of its own: then synchronise them
 #   before you evaluate or save.
-# - **"`model.eval()` tells DDP not to synchronise."** It does not: it is for dropout and BatchNorm. What is without a
-#   backward, as under `torch.no_grad()`, has no gradients to send.
+# - **"`model.eval()` tells DDP not to synchronise."** It does not: it is for dropout and BatchNorm. Without a backward,
+#   as under `torch.no_grad()`, there are no gradients to send; but the forward of the wrapper still sends the buffers.
+#   To evaluate, call the bare module, `model.module`.
 # - **"Mixed precision halves the communication."** Not one byte: parameters, and so their gradients, stay float32
 #   under autocast. What shrinks are activations. Fewer bytes are the job of a hook.
 #
@@ -248,7 +248,7 @@ RECIPES = {
 
 
 # %%
-def gradient(recipe, batches, zero_each=False):
+def gradient(batches, loss_of, zero_each):
     torch.manual_seed(0)
     model, mine = DistributedDataParallel(nn.Linear(6, 3)), batches[dist.get_rank()]
     total = torch.tensor(sum(len(y) for _, y in mine))
@@ -258,7 +258,7 @@ def gradient(recipe, batches, zero_each=False):
             model.zero_grad()
         with model.no_sync() if k < 2 else nullcontext():
             losses = F.cross_entropy(model(x), y, reduction="none")
-            RECIPES[recipe](losses, sum(len(y) for _, y in mine), total).backward()
+            loss_of(losses, sum(len(y) for _, y in mine), total).backward()
     return model.module.weight.grad
 
 
@@ -271,11 +271,17 @@ def whole(batches):
 
 
 # %%
+def all_recipes(batches):
+    *_, last = RECIPES.values()
+    return [gradient(batches, loss_of, False) for loss_of in RECIPES.values()] + [gradient(batches, last, True)]
+
+
 batches = [[(torch.randn(n, 6), torch.randint(3, (n,))) for n in sizes] for sizes in SIZES]
 right = whole(batches)
-for recipe, zero in [*((recipe, False) for recipe in RECIPES), ("sum * ranks / all samples", True)]:
-    off = (run(gradient, ranks=2, args=(recipe, batches, zero)).results[0] - right).norm() / right.norm()
-    print(f"{recipe + ', zero_grad each time' * zero:<46} off by {off:.1%}")
+for name, found in zip(
+    [*RECIPES, "the same, zero_grad each time"], run(all_recipes, 2, (batches,)).results[0], strict=True
+):
+    print(f"{name:<30} off by {(found - right).norm() / right.norm():.1%}")
 
 # %% [markdown]
 # A mean of means gives the one sample at the end of rank 1 as much weight as eight others. Dividing by the rank's own
@@ -350,29 +356,30 @@ show.curves({name: curves[name] for name in ("none", "powersgd", "onebit", "oneb
 # Look at the two lines of `onebit`. Both send one bit an element, and only the first one keeps what it could not send.
 # So each of its steps brings old debts along, and is further from this step's mean. But nothing is lost: the sum of
 # what was sent stays close to the sum of the gradients, and SGD adds them up anyway. Error feedback is one line; see
-# how much it is worth. (What is left over is part of the state of
-# training. A checkpoint without it resumes a little differently.)
+# how much it is worth. (What is left over is part of the state of training. A checkpoint without it resumes a little
+# differently.)
 #
 # **"1-bit Adam or fp16 compression are DDP options."** fp16 is a hook of DDP. 1-bit Adam is an *optimizer* of
 # DeepSpeed, which compresses its momentum after a warm-up; the hook here compresses gradients, for any optimizer.
 #
 # ### The price of 16 bits
 #
-# fp16 ends at 65504, and below about 6e-8 it is zero. bf16 has the range of float32, with three digits. **Predict** the
-# four averages, where both ranks bring the same gradient:
+# fp16 ends at 65504, and below 3e-8 it is zero. bf16 has the range of float32, with two to three digits. **Predict**
+# the averages of 60000, 70000 and 2e-8, where both ranks bring the same gradient:
 
 
 # %%
+def averages(values):
+    return {hook: [average_of(value, hook) for value in values] for hook in ("fp16", "bf16")}
+
+
 def average_of(value, hook):
     model = wrap(nn.Linear(1, 1, bias=False), torch.zeros(1, 1), DDPOptions(comm_hook=hook))
     model(torch.tensor([[value]])).sum().backward()
     return model.module.weight.grad.item()
 
 
-for hook in ("fp16", "bf16"):
-    print(
-        hook, *(f"{v:g} -> {run(average_of, 2, args=(v, hook)).results[0]:.4g}  " for v in (60_000.0, 70_000.0, 2e-8))
-    )
+run(averages, ranks=2, args=((60_000.0, 70_000.0, 2e-8),)).results[0]
 
 # %% [markdown]
 # torch's fp16 hook converts first and divides by the number of ranks afterwards. So a gradient above 65504 is infinite
