@@ -30,8 +30,8 @@ class ModelConfig:
     compile: Literal["no", "inductor", "aot_eager", "eager"] = "no"
     """torch.compile the network with this backend: inductor makes kernels, the others only show whether it can be."""
     recompute: bool = False
-    """Activation checkpointing: keep only what goes into each block and compute it again in backward. Same bits, less
-    memory, about a third more computing."""
+    """Activation checkpointing: keep only what goes into each block and compute the block again in backward. Same bits,
+    less memory, one more forward."""
     sync_batchnorm: bool = False
     """BatchNorm's mean and deviation over the microbatches of all ranks. GPUs only."""
 

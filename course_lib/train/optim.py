@@ -18,8 +18,7 @@ class OptimConfig:
 
     name: Literal["sgd", "adamw"] = "sgd"
     lr: float = 0.05
-    """The highest learning rate, for the whole global batch, or for reference_batch. It is never scaled behind your
-    back."""
+    """The highest learning rate: for the global batch as it is, or for reference_batch samples."""
     reference_batch: int = 0
     """lr is for so many samples a step and is scaled to the global batch: in proportion for sgd, by the square root for
     adamw. 0: lr is for the global batch, whatever it is."""
