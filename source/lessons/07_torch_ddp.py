@@ -131,7 +131,8 @@ for knobs in ({}, {"gradient_as_bucket_view": True}):
 #
 # **`find_unused_parameters`** lets a step leave parameters out. **`static_graph`** promises that every step uses the
 # same ones. **`forward_sync_buffers`** (once `broadcast_buffers`) sends rank 0's buffers, such as BatchNorm's
-# statistics, to all before each forward. And two things that people take for knobs: `model.eval()`, and autocast.
+# statistics, to all before each forward. And three things that people take for knobs: `model.eval()`,
+# `torch.no_grad()` and autocast.
 # **Predict** which of them change what is sent:
 
 
@@ -399,13 +400,13 @@ run(averages, ranks=2, args=((60_000.0, 70_000.0, 2e-8),)).results[0]
 # - DDP all-reduces buckets while the same backward goes on; measure from the second step on, after it has filled them
 #   anew. Wrap last.
 # - Accumulate with `no_sync` around forward *and* backward of all microbatches but the last; the loss is the sum, times
-#   the ranks, divided by the samples of all.
+#   the number of ranks, divided by the samples of all.
 # - A comm hook trades bytes for error. 16 bits are nearly free, below that error feedback makes it work.
 #
 # ## On A100s
 #
-# ResNet-50 has 97.5 MiB of float32 gradients. DDP's paper (Li et al., VLDB 13(12), 2020) measures near-linear scaling
-# on up to 256 GPUs with buckets and overlap alone. NVIDIA's published ResNet-50 run on a DGX A100 80GB
+# ResNet-50 has 97.5 MiB of float32 gradients. DDP's paper (Li et al., VLDB 13(12), 2020) reports near-linear scaling
+# on up to 256 GPUs. NVIDIA's published ResNet-50 run on a DGX A100 80GB
 # (DeepLearningExamples, 21.03, batch 256 a GPU) makes 938 images a second on one GPU and 7248 on eight in TF32, 7.72
 # times as many; with mixed precision 2470 and 16621, 6.72 times. When computing gets 2.6 times as fast and gradients
 # stay as large, communication weighs more.
