@@ -51,11 +51,21 @@ def zygote():
 
 @pytest.fixture(scope="session")
 def start(zygote, tmp_path_factory):
-    """Function: start(words, ranks) -> Launched, still running. ranks=0 is one process without a launcher."""
+    """Function: start(words, ranks) -> Launched, still running. ranks=0 is one process without a launcher.
+
+    With `restarts` a torchrun starts them; its process id and exit code are all that is known then.
+    """
 
     running: list[Launched] = []
 
-    def start(words: str | list[str], ranks: int = 2, before: str = "", cwd: Path | None = None, timeout=90):
+    def start(
+        words: str | list[str],
+        ranks: int = 2,
+        before: str = "",
+        cwd: Path | None = None,
+        timeout=90,
+        restarts: int | None = None,
+    ):
         if running and not running[-1].codes:  # of a test that failed in between
             for pid in running[-1].pids:
                 os.kill(pid, signal.SIGKILL)
@@ -63,7 +73,7 @@ def start(zygote, tmp_path_factory):
         folder = tmp_path_factory.mktemp("launch")
         words = words.split() if isinstance(words, str) else [str(word) for word in words]
         request = {"words": words, "ranks": ranks, "before": before, "log": str(folder / "log")}
-        request |= {"cwd": str(cwd or folder), "timeout": timeout}
+        request |= {"cwd": str(cwd or folder), "timeout": timeout, "restarts": restarts}
         zygote.stdin.write(json.dumps(request) + "\n")
         zygote.stdin.flush()
         running.append(Launched(zygote, folder / "log", json.loads(zygote.stdout.readline())["pids"]))

@@ -2,7 +2,8 @@
 
 Requests and answers are JSON lines on stdin and stdout. This process has one thread and opens no connection,
 so forking it is safe. The ranks run `course_lib.train.main.main`, as `python -m course_lib.train` does;
-`before` is Python source that each rank runs first, to observe or to break something.
+`before` is Python source that each rank runs first, to observe or to break something. With `restarts` the ranks are
+those of a real torchrun, whose process id and exit code are the only ones of the answer.
 """
 
 import json
@@ -11,6 +12,8 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch._dynamo  # the first optimizer would import it: two seconds a rank
@@ -24,6 +27,25 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def torchrun_main(request: dict) -> int:
+    from torch.distributed.run import main as torchrun
+
+    os.setsid()
+    out = os.open(f"{request['log']}.0", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.chdir(request["cwd"])
+    torchrun(
+        [
+            *("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(request["ranks"])),
+            *("--max-restarts", str(request["restarts"]), "--run-path", "--start-method", "fork"),
+            *("--log-dir", request["cwd"], str(Path(__file__).with_name("torchrun_rank.py"))),
+            *(request["before"], *request["words"]),
+        ]
+    )
+    return 0
 
 
 def rank_main(request: dict, rank: int, port: int) -> int:
@@ -42,8 +64,12 @@ def rank_main(request: dict, rank: int, port: int) -> int:
             "MASTER_PORT": str(port),
         }
     exec(request["before"], {"rank": rank})
+    return main(request["words"])
+
+
+def exit_code(work: Callable[..., int], *args: object) -> int:
     try:
-        return main(request["words"])
+        return work(*args)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     except BaseException:  # noqa: BLE001  reported as Python itself would
@@ -52,13 +78,18 @@ def rank_main(request: dict, rank: int, port: int) -> int:
 
 
 def serve(request: dict) -> dict:
-    port, pids = free_port(), []
-    for rank in range(max(request["ranks"], 1)):
+    port, pids, elastic = free_port(), [], request["restarts"] is not None
+    # Imported once here, not in each fork:
+    if elastic:
+        import torch.distributed.run  # noqa: F401
+    if "--data.augment" in request["words"]:
+        import torchvision.transforms.v2  # noqa: F401
+    for rank in range(1 if elastic else max(request["ranks"], 1)):
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                code = rank_main(request, rank, port)
+                code = exit_code(torchrun_main, request) if elastic else exit_code(rank_main, request, rank, port)
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()
