@@ -22,22 +22,25 @@ def dump() -> str:
     return found if isinstance(found, str) else found.decode()
 
 
-def newest(record: dict[str, Any]) -> dict[str, tuple[int, str]]:
-    """For each process group the number of the newest collective and its name.
+def collectives(record: dict[str, Any]) -> dict[str, dict[int, str]]:
+    """For each process group the numbers of the collectives that this rank came to, with their names.
 
     >>> one = {"process_group": ["0", "default_pg"], "collective_seq_id": 9, "profiling_name": "gloo:all_reduce"}
-    >>> newest({"entries": [one, one | {"collective_seq_id": 10}]})
-    {'0': (10, 'all_reduce')}
+    >>> collectives({"entries": [one, one | {"collective_seq_id": 10, "profiling_name": "gloo:broadcast"}]})
+    {'0': {9: 'all_reduce', 10: 'broadcast'}}
     """
-    found: dict[str, tuple[int, str]] = {}
+    found: dict[str, dict[int, str]] = {}
     for entry in record.get("entries", []):
-        number, name = entry["collective_seq_id"], entry["profiling_name"].rpartition(":")[2]
-        found[entry["process_group"][0]] = max(found.get(entry["process_group"][0], (0, "")), (number, name))
+        name = entry["profiling_name"].rpartition(":")[2]
+        found.setdefault(entry["process_group"][0], {})[entry["collective_seq_id"]] = name
     return found
 
 
 def who_is_missing(place: Path, world_size: int) -> str:
-    """In words: who wrote nothing, or who has not come to a collective in which others wait."""
+    """In words: who wrote nothing, or who is behind all others.
+
+    Not everybody who is behind somebody: in a broadcast some ranks have what they need and go on, while others wait.
+    """
     files = {rank: place / f"rank_{rank}.json" for rank in range(world_size)}
     silent = [rank for rank, path in files.items() if not path.exists()]
     if silent:
@@ -45,14 +48,16 @@ def who_is_missing(place: Path, world_size: int) -> str:
     records = {}
     for rank, path in files.items():
         try:
-            records[rank] = newest(json.loads(path.read_text()))
+            records[rank] = collectives(json.loads(path.read_text()))
         except ValueError:  # it is being written
             return f"what {ranks([rank])} recorded cannot be read"
     for group in sorted({group for record in records.values() for group in record}):
-        number, name = max(record.get(group, (0, "")) for record in records.values())
-        late = [rank for rank, record in records.items() if record.get(group, (0, ""))[0] < number]
-        if late:
-            return f"{ranks(late)} did not come to {name} number {number}, where the others wait"
+        newest = {rank: max(record.get(group, {0: ""})) for rank, record in records.items()}
+        first = min(newest.values())
+        if first < max(newest.values()):
+            late = [rank for rank, number in newest.items() if number == first]
+            names = {name for record in records.values() if (name := record.get(group, {}).get(first + 1))}
+            return f"{ranks(late)} did not come to {names.pop() if names else 'collective'} number {first + 1}"
     return "all ranks are in the same collective, or in none"
 
 

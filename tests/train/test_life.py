@@ -196,6 +196,7 @@ def test_a_loss_that_is_no_number_fails_the_run(launch, tmp_path, read_rows, rea
     ("error", "right"),
     [
         (RuntimeError("[/x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2791"), True),
+        (RuntimeError("Application timeout caused pair closure"), True),
         (ConnectionResetError(104, "Connection reset by peer"), True),
         (type("DistNetworkError", (RuntimeError,), {})("Failed to recv, got 0 bytes."), True),
         (type("DistStoreError", (RuntimeError,), {})("wait timeout after 120000ms, keys: /x"), True),
