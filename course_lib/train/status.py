@@ -15,8 +15,8 @@ from course_lib.train.folder import write_json
 # What a rank says when another one has left or does not come: a consequence, never the cause.
 # Whole phrases: a bare "store" is in "restore", in ".DS_Store" and in many a path.
 _CONSEQUENCE = re.compile(
-    r"connection (was likely )?(closed|reset|refused|timed out)|timed out (after|waiting)|application timeout|wait timeout after"
-    r"|broken pipe|gloo/(transport|rendezvous)|\bgloo connectFullMesh|monitoredBarrier"
+    r"connection (was likely )?(closed|reset|refused|timed out)|timed out (after|waiting)|wait timeout after"
+    r"|application timeout|broken pipe|gloo/(transport|rendezvous)|\bgloo connectFullMesh|monitoredBarrier"
     r"|\bNCCL (error|operation|communicator)|\bTCPStore\b|^Dist(Store|Network|Backend)Error\b",
     re.I,
 )

@@ -67,13 +67,15 @@ def test_a_stall_is_reported_with_the_missing_rank_and_all_stacks(story):
 
 
 def test_the_first_step_may_take_longer_than_the_later_ones(story, read_status, read_rows):
-    """Rank 1 came two seconds late to step 1, and nobody minded; in step 40 the time-out is 1.5 s."""
+    """Rank 1 came two seconds late to step 1, and nobody minded; in step 40 it does not come within 1.5 s."""
     folder, _ = story
+    recorded = json.loads((folder / "stalls" / "step_00000005" / "rank_0.json").read_text())["entries"]
+    limits = [entry["timeout_ms"] for entry in recorded if entry["process_group"][1] == "default_pg"]
+    assert (limits[0], limits[-1]) == (1_800_000, 1500)
     status = read_status(folder)
     assert status["status"] == "failed"
     assert "lost the connection to another rank, which died or hangs" in status["why"]
     assert read_rows(folder, "train")[-1]["step"] == 39
-    assert "1500ms" in story[1].everything
 
 
 def test_a_slow_rank_is_named_once(story, read_rows):
