@@ -36,7 +36,8 @@ def net():
 
 
 def gradient(module, x, y):
-    return torch.cat([g.flatten() for g in torch.autograd.grad(mse_loss(module(x), y), list(module.parameters()))])
+    found = torch.autograd.grad(mse_loss(module(x), y), list(module.parameters()))
+    return torch.cat([g.flatten() for g in found])
 
 
 module, x, y = net(), torch.randn(12, 5).double(), torch.randn(12, 3).double()
@@ -149,7 +150,8 @@ class PublishedHook(ByHand):
         pass
 
 
-wrappers = {"by hand": ByHand, "torch DDP": TorchDDP, "no broadcast": NoBroadcast, "sum": Sum, "hook": PublishedHook}
+wrappers = {"by hand": ByHand, "torch DDP": TorchDDP, "no broadcast": NoBroadcast}
+wrappers |= {"sum": Sum, "hook": PublishedHook}
 found = {name: run(train, ranks=3, args=(wrap,)).results for name, wrap in wrappers.items()}
 show.difference(one, found)
 
@@ -195,7 +197,10 @@ def with_norm():
 
 
 one_norm = run(train, ranks=1, args=(ByHand, with_norm)).results[0]
-found = {name: run(train, ranks=3, args=(wrappers[name], with_norm)).results for name in ("by hand", "torch DDP")}
+found = {
+    "by hand": run(train, ranks=3, args=(ByHand, with_norm)).results,
+    "torch DDP": run(train, ranks=3, args=(TorchDDP, with_norm)).results,
+}
 show.difference(one_norm, found)
 
 # %% [markdown]
@@ -321,9 +326,9 @@ for width in (64, 512):
 
 # %% [markdown]
 # Look at the first line: are two ranks the *slower* ones? The small model computes for so short a time that eight
-# all-reduces cost more than half a batch saves. The large model has 64 times the bytes, 4.2 MB of gradients, and yet it
-# fares better if every rank has a core for itself, because it computes much longer. What decides is neither, but their
-# ratio:
+# all-reduces cost more than half a batch saves. The large model has 64 times the bytes, 4.2 MB of gradients, and yet
+# it fares better if every rank has a core for itself, because it computes much longer. What decides is neither, but
+# their ratio:
 #
 # **time with N ranks ≈ computing / N + communication that nobody hides.**
 #
