@@ -28,6 +28,8 @@ __all__ = [
     "bucketed_ddp",
     "accumulate",
     "onebit_hook",
+    "learning_rate",
+    "update",
 ]
 
 
@@ -96,3 +98,13 @@ def naive_ddp(NaiveDDP: Callable[..., Any]) -> Verdict:
 def bucketed_ddp(BucketedDDP: Callable[..., Any]) -> Verdict:
     """Exercise 06: gradients averaged in buckets, during backward, on 1 to 3 real ranks."""
     return _judge("overlap", BucketedDDP)
+
+
+def learning_rate(learning_rate: Callable[..., Any]) -> Verdict:
+    """Exercise 09, first part: the learning rate of a step, by optimizer and global batch."""
+    return _judge("recipe_rate", learning_rate)
+
+
+def update(update: Callable[..., Any]) -> Verdict:
+    """Exercise 09, second part: from a loss to weights in the right order, on 2 and 3 real ranks."""
+    return _judge("recipe_update", update)

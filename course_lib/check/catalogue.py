@@ -31,4 +31,6 @@ GRADED = {
     "check_evaluate": Graded("data_evaluate_mistakes"),
     "check_accumulate": Graded("torch_ddp_accumulate"),
     "check_onebit_hook": Graded("torch_ddp_onebit"),
+    "check_learning_rate": Graded("recipe_rate"),
+    "check_update": Graded("recipe_update"),
 }
