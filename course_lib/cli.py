@@ -9,6 +9,7 @@ from importlib import import_module
 COMMANDS = {
     "doctor": ("course_lib.cluster.doctor", "is this machine fit for the course? (--json for programs)"),
     "check": ("course_lib.check.command", "check exercises: course check exercises/*/*.ipynb"),
+    "soak": ("course_lib.train.soak", "kill a training run again and again; are its promises kept?"),
     "bench": ("course_lib.cli", "measure side by side: course bench launch, ring or hooks"),
 }
 BENCHES = {

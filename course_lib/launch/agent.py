@@ -1,7 +1,7 @@
 """The helper process of a kernel: starts torchrun, warm where that is safe, and leaves nothing behind.
 
 It speaks JSON lines over a socket with the one who started it:
-in   {"do": "start", "start": "fork" | "torchrun", "argv": [...], "env": {...}, "cwd": ..., "path": [...], "log": ...}
+in   {"do": "start", "start": "fork" | "torchrun", "argv": [...], "module": "course_lib.…" | None, "env": {...}, ...}
      {"do": "start", "start": "direct", "ranks": 4, "folder": ..., "module": "course_lib.…" | None, "env": ..., ...}
      {"do": "signal", "number": 15}     {"do": "kill"}
 out  {"event": "ready"}     {"event": "exit", "code": 1, "rank": None}     {"event": "gone"}
@@ -105,10 +105,12 @@ class Agent:
     def start(self, order: dict) -> None:
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
+            if order["start"] != "torchrun" and order.get(
+                "module"
+            ):  # of the course: imported once here, not in each rank
+                import_module(order["module"])
+                gc.freeze()
             if order["start"] == "direct":
-                if order["module"]:  # a part of the course: imported once here, not in each rank
-                    import_module(order["module"])
-                    gc.freeze()
                 for rank in range(order["ranks"]):
                     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(order["ranks"])}
                     self.ranks[self.fork({**order, "env": order["env"] | place}, log, _rank)] = rank

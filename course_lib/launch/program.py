@@ -21,6 +21,8 @@ def torchrun(
     timeout: float | None = None,
     grace: float = 30.0,
     start: str = "auto",
+    restarts: int = 0,
+    module: str | None = None,
 ) -> int:
     """Run `torchrun --standalone --nproc-per-node=RANKS ARGS` and return its exit code.
 
@@ -32,10 +34,12 @@ def torchrun(
              or at a second Ctrl-C, all are killed. Then KeyboardInterrupt is raised.
     start    "fork": by a torchrun that has torch imported already, which saves seconds a rank; "torchrun": the plain
              command; "auto": fork on Linux without an NVIDIA driver
+    restarts how often torchrun starts all ranks again when one has failed
+    module   what forked ranks need of the course: imported once, before the fork
     """
     if start == "auto":
         start = "fork" if can_fork() and not Path("/dev/nvidiactl").exists() else "torchrun"
-    argv = ["--standalone", "--nproc-per-node", str(ranks)]
+    argv = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
     if start == "fork":
         argv += ["--local-addr", "127.0.0.1", "--run-path", "--start-method", "fork", "--log-dir", str(log.parent)]
         argv.append(str(Path(__file__).with_name("_program_main.py")))
@@ -43,7 +47,7 @@ def torchrun(
     deadline = time.monotonic() + timeout if timeout else float("inf")
     with exclusive() as (current, interrupt):
         whole_env = {**os.environ, **(env or {})}
-        current.start(start, argv=argv, log=log, env=whole_env, cwd=Path(cwd or current_folder()))
+        current.start(start, argv=argv, module=module, log=log, env=whole_env, cwd=Path(cwd or current_folder()))
         while current.poll(0.2) is None:
             if on_tick:
                 on_tick()

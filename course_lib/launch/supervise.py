@@ -65,6 +65,11 @@ class Supervisor:
         """The agent still runs and belongs to this process (not to the one that we were forked from)."""
         return self.pid == os.getpid() and self._process.poll() is None
 
+    @property
+    def agent(self) -> int:
+        """The process id of the agent: the parent of the torchrun that it has started."""
+        return self._process.pid
+
     def start(self, way: str, *, log: Path, env: dict[str, str], cwd: Path, **order: object) -> None:
         """Start a torchrun (with `argv`), or several for one run if there are nodes; or ranks without torchrun.
 

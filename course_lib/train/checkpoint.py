@@ -123,7 +123,7 @@ def load(folder: Path, env: Environment) -> dict[str, Any] | None:
         if env.first:
             content = newest_valid(folder, env.say)
     content = env.share(content)
-    return None if content is None else _decode(content)
+    return None if content is None else decode(content)
 
 
 def newest_valid(folder: Path, warn: Callable[[str], None]) -> bytes | None:
@@ -135,7 +135,7 @@ def newest_valid(folder: Path, warn: Callable[[str], None]) -> bytes | None:
     for path in reversed(saved(folder)):
         try:
             content = read(path)["state.pt"]
-            _decode(content)
+            decode(content)
             return content
         except Damaged as damage:
             reasons.append(f"{path}: {damage}")
@@ -148,7 +148,8 @@ def newest_valid(folder: Path, warn: Callable[[str], None]) -> bytes | None:
     return None
 
 
-def _decode(content: bytes) -> dict[str, Any]:
+def decode(content: bytes | memoryview) -> dict[str, Any]:
+    """The state in the bytes of state.pt, on the CPU. Raises Damaged."""
     try:
         # weights_only: a checkpoint is data; a pickle could run any code.
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)

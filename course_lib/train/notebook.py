@@ -86,7 +86,7 @@ def follow(args: list[str], ranks: int, folder: Path, timeout: float | None) -> 
         log = Path(temporary) / "output.log"
         show(always=True)
         try:
-            torchrun(args, ranks=ranks, log=log, on_tick=show, timeout=timeout)
+            torchrun(args, ranks=ranks, log=log, on_tick=show, timeout=timeout, module="course_lib.train.main")
         except KeyboardInterrupt:
             print(f"Stopped. To continue: train(..., dir={str(folder)!r}).", flush=True)
             raise

@@ -25,7 +25,7 @@ def newest(folder) -> tuple[int | None, list[str]]:
     """The step that a new launch would continue from, and what it would warn of."""
     warnings = []
     content = newest_valid(folder, warnings.append)
-    return (None if content is None else checkpoint._decode(content)["step"]), warnings
+    return (None if content is None else checkpoint.decode(content)["step"]), warnings
 
 
 def truncate(path):
@@ -192,7 +192,7 @@ def test_the_state_is_copied_before_it_is_written():
     kept = state(1)
     content = checkpoint.encode(kept)
     kept["model"]["weight"].zero_()
-    assert checkpoint._decode(content)["model"]["weight"].tolist() == [1.0] * 1000
+    assert checkpoint.decode(content)["model"]["weight"].tolist() == [1.0] * 1000
 
 
 def test_the_writer_does_one_thing_at_a_time_and_fails_aloud():
