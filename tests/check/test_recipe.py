@@ -4,21 +4,23 @@ import importlib.util
 import math
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
 import pytest
 import torch
-import torch.distributed as dist
 
-from course_lib import check, run
+from course_lib import check
 from course_lib.check import engine
-from course_lib.check.group import Evidence, RankAnswer
+from course_lib.check.group import Evidence
 from course_lib.check.spec import Answer
 from course_lib.check.specs import recipe_rate
+from course_lib.check.specs.recipe_drive import drive
 from course_lib.check.specs.recipe_oracle import found_in
 from course_lib.check.specs.recipe_rate import SPEC as RATE
 from course_lib.check.specs.recipe_update import SPEC as UPDATE
+from course_lib.check.together import collect
 from course_lib.train.schedule import rate, scaled
 
 _path = Path(__file__).parents[1] / "mistakes" / "recipe.py"
@@ -90,30 +92,19 @@ def test_what_is_expected_is_what_the_loop_does():
 # update: answers that come back share one start of three ranks
 
 
-def drive_all(todo):
-    """In a rank: for each answer and case what the driver notes."""
-    told = []
-    for fn, steps in todo:
-        told.append([])
-        for drive, inputs, options in steps:
-            group = dist.get_rank() < len(inputs)
-            told[-1].append(drive(fn, inputs[dist.get_rank()], **options) if group else None)
-    return told
+def one_of_many(which, samples, number, **options):
+    return drive(which(number), samples, **options)
 
 
 @pytest.fixture(scope="module")
 def seen():
     """The evidence of all answers that come back: the case of three ranks, from ranks that were started once."""
-    found = [Evidence(UPDATE.cases(random.Random(k))[:1]) for k, _ in enumerate(TOGETHER)]
-    todo = [
-        (answer, [(case.drive, case.inputs, case.options) for case in evidence.cases])
-        for (_, answer), evidence in zip(TOGETHER, found, strict=True)
-    ]
-    ranks = run(drive_all, 3, args=(todo,), quiet=True).results
-    for k, evidence in enumerate(found):
-        told = [rank[k][0] for rank in ranks]
-        evidence.answers[0] = [RankAnswer(torch.empty(0), facts=facts, tensors=tensors) for facts, tensors in told]
-    return found
+    found = [UPDATE.cases(random.Random(k))[0] for k, _ in enumerate(TOGETHER)]
+    numbered = [replace(c, drive=one_of_many, options=c.options | {"number": k}) for k, c in enumerate(found)]
+    e, answers = Evidence(numbered), [answer for _, answer in TOGETHER]
+    collect(answers.__getitem__, e, range(len(found)), 60.0)
+    assert not e.broken, e.broken
+    return [Evidence([case], {0: e.answers[k]}) for k, case in enumerate(found)]
 
 
 @pytest.mark.parametrize("k", range(len(TOGETHER)), ids=[f"{name}-{k}" for k, (name, _) in enumerate(TOGETHER)])
