@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from course_lib import check, run, show
+from course_lib.check import engine
 from course_lib.check.engine import judge
+from course_lib.check.group import Evidence
 from course_lib.check.specs import training
 from course_lib.check.specs.data_parallel import SPEC, cases
 from course_lib.check.specs.training_oracle import RIGHT
@@ -31,29 +33,53 @@ GROUPS = {  # the case in which a mistake shows; the plain one if it is not here
     "frozen_crash": "frozen", "frozen_not_broadcast": "frozen", "sends_frozen": "frozen", "tied_twice": "tied",
     "no_buffers": "norm", "unused_crash": "branch", "mean_of_users": "branch", "skips_unused": "branch",
 }  # fmt: skip
+BREAKING = ("stub", "destroys_group", "hides_parameters", "frozen_crash", "unused_crash", "skips_unused")
 FULL = ("no_average", "sums", "frozen_crash", "skips_unused", "tied_twice", "destroys_group")  # as learners see it
 
 
-def refused(answer, groups=None) -> check.CheckFailed:
-    def some(rng: random.Random):
-        return [case for case in cases(rng) if case.world == 3 and case.group in groups]
-
+def refused(answer, group=None) -> check.CheckFailed:
     with pytest.raises(check.CheckFailed) as caught:
-        judge(replace(SPEC, cases=some) if groups else SPEC, answer)
+        judge(replace(SPEC, cases=lambda rng: [of(group, rng)]) if group else SPEC, answer)
     return caught.value
 
 
-@pytest.mark.parametrize(("name", "answer"), WRONG, ids=[f"{k}-{name}" for k, (name, _) in enumerate(WRONG)])
-def test_wrong_answer_is_named(name, answer):
-    whole = name in FULL and answer is mistakes.WRONG[name]
-    found = refused(answer, None if whole else (GROUPS.get(name, "plain"),))
-    assert found.mistake == name, str(found)
+def of(group: str, rng: random.Random):
+    return next(case for case in cases(rng) if case.world == 3 and case.group == group)
+
+
+@pytest.fixture(scope="module")
+def wrong(many) -> dict[int, Evidence]:
+    """What is seen of the wrong answers that come to their end."""
+    ending = [k for k, (name, answer) in enumerate(WRONG) if name not in BREAKING and not whole(name, answer)]
+    return many({k: (WRONG[k][1], [of(GROUPS.get(WRONG[k][0], "plain"), random.Random(k))]) for k in ending})
+
+
+@pytest.fixture(scope="module")
+def right(many) -> dict[str, Evidence]:
+    """What is seen of the right answers; another seed for each, and the same in each run."""
+    return many({name: (answer, cases(random.Random(len(name)))) for name, answer in mistakes.RIGHT.items()})
+
+
+def whole(name, answer) -> bool:
+    return name in FULL and answer is mistakes.WRONG[name]
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)), ids=[f"{k}-{name}" for k, (name, _) in enumerate(WRONG)])
+def test_wrong_answer_is_named(number, wrong):
+    name, answer = WRONG[number]
+    if number in wrong:
+        told = SPEC.compare(wrong[number])
+        named = engine._named(SPEC, wrong[number], told)
+        assert named and named[0].name == name, told
+    else:
+        found = refused(answer, None if whole(name, answer) else GROUPS.get(name, "plain"))
+        assert found.mistake == name, str(found)
 
 
 @pytest.mark.parametrize("name", mistakes.RIGHT)
-def test_right_answers_pass(name):
-    verdict = judge(SPEC, mistakes.RIGHT[name], seed=len(name))  # another seed for each, and the same in each run
-    assert verdict.points == 10 and "The checks passed: 10 points." in repr(verdict)
+def test_right_answers_pass(name, right):
+    assert SPEC.compare(right[name]) is None
+    assert len(SPEC.praise(right[name])) >= 4
 
 
 def test_every_named_mistake_has_an_example():
@@ -61,9 +87,9 @@ def test_every_named_mistake_has_an_example():
 
 
 def test_sentences_say_where_and_why():
-    text = str(refused(mistakes.WRONG["tied_twice"], ("tied",)))
+    text = str(refused(mistakes.WRONG["tied_twice"], "tied"))
     assert "3 ranks, a model with tied weights: step 0, rank 0: the gradient after synchronize() of 2." in text
-    text = str(refused(mistakes.WRONG["skips_unused"], ("branch",)))
+    text = str(refused(mistakes.WRONG["skips_unused"], "branch"))
     assert "in step 0 rank 0 has 6, rank 1 has 6, rank 2 has 4 of 10" in text
 
 
