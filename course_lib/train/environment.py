@@ -70,11 +70,11 @@ class Environment:
 
 
 def speak(text: str, error: bool = False) -> None:
-    """Print a line. When nobody reads any more (`| head -1`, a closed terminal), a run goes on in silence."""
+    """Print a line. When nobody takes it any more (`| head -1`, a log on a full disk), a run goes on in silence."""
     stream = sys.stderr if error else sys.stdout
     try:
         print(text, file=stream, flush=True)
-    except BrokenPipeError:
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

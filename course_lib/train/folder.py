@@ -39,7 +39,7 @@ class RunConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     timeout: float = 120.0
     """Seconds after which a collective that some rank never joins is an error."""
-    first_timeout: float = 1800.0
+    first_timeout: float = 600.0
     """The same until the first step is done: compilers, caches and networks may take their time, on each rank another.
     Never less than timeout."""
     stall: float = 60.0

@@ -209,6 +209,78 @@ def test_cause_or_consequence(error, right):
     assert is_consequence(error) is right
 
 
+FULL = """
+import resource
+from course_lib.train import loop
+set_rate = loop.set_rate
+def full(config, optimizer, step, *rest):
+    if (rank, step) == (0, {step}):
+        resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes}, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    return set_rate(config, optimizer, step, *rest)
+loop.set_rate = full
+"""
+
+
+@pytest.fixture(scope="module")
+def troubled(launch, tmp_path_factory):
+    """One run whose disk is full twice, whose time is up, whose newest checkpoint is damaged, and which finishes."""
+    folder, seen = tmp_path_factory.mktemp("troubled") / "run", {}
+
+    def live(name, more="", before=""):
+        done = launch(f"{SHORT} --run.save_every 5 --run.dir {folder} {more}", ranks=2, before=before)
+        left = sorted(path.name for path in (folder / "checkpoints").iterdir())
+        seen[name] = (done, json.loads((folder / "status.json").read_text()), left)
+
+    live("rows", before=FULL.format(step=8, bytes=1000))  # metrics.jsonl is longer than that already
+    live("background", "--run.save_in_background", before=FULL.format(step=9, bytes=20_000))  # a checkpoint has 80 KB
+    live("time", "--run.max_minutes 0.0001")
+    newest = folder / "checkpoints" / "step_00000006" / "state.pt"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    live("damaged", "--run.save_in_background")
+    return folder, seen
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("rows", "metrics.jsonl cannot be written to "),
+        ("background", "The checkpoint of step 10 cannot be written to "),
+    ],
+)
+def test_a_full_disk_stops_all_ranks_with_a_sentence(troubled, name, said):
+    """Found out by rank 0 alone, in a row or by the thread that writes. All leave; the older checkpoint is whole."""
+    folder, seen = troubled
+    done, status, left = seen[name]
+    assert done.codes[0] == 74, done.everything
+    assert done.codes[1] in (74, -15)  # the launcher may be quicker
+    assert status["status"] == "failed"
+    assert status["why"].startswith(f"{said}{folder}")
+    assert "File too large. The checkpoints from before are whole: make room" in status["why"]
+    assert left == ["step_00000005"]
+    assert "Traceback" not in done.everything
+    if name == "background":  # else the log is longer than files may be
+        assert status["why"] in done.output(0)
+
+
+def test_time_is_up(troubled):
+    done, status, left = troubled[1]["time"]
+    assert done.codes == [75, 75], done.everything
+    assert (status["status"], status["why"], status["step"]) == ("stopped", "run.max_minutes are over", 6)
+    assert left == ["step_00000005", "step_00000006"]
+
+
+def test_a_damaged_checkpoint_is_skipped_aloud(troubled, read_rows):
+    folder, seen = troubled
+    done, status, left = seen["damaged"]
+    assert done.codes == [0, 0], done.everything
+    said = f"The checkpoint {folder / 'checkpoints' / 'step_00000006'} is damaged and is skipped: state.pt has "
+    assert said in done.output(0)
+    assert status["status"] == "finished"
+    assert left == ["step_00000055", "step_00000060"]
+    assert [row["step"] for row in read_rows(folder, "train")] == list(range(1, 61))
+    assert [row["step"] for row in read_rows(folder, "start")] == [0, 5, 5, 5]
+
+
 def test_strangers_among_the_checkpoints_stay(tmp_path):
     place = tmp_path / "checkpoints"
     (place / ".step_00000003").mkdir(parents=True)  # of a launch that was killed while it wrote

@@ -1,4 +1,7 @@
-"""N ranks compute what one process computes, step by step; a resumed run has the bits of the straight one."""
+"""N ranks compute what one process computes, step by step, also when the number of ranks changes on the way.
+
+Bits of resumed runs: test_survival.py.
+"""
 
 import numpy as np
 import pytest
@@ -80,6 +83,16 @@ def test_losses_and_evaluation_do_not_depend_on_ranks(straight, read_rows):
             assert mine["eval_loss"] == pytest.approx(alone["eval_loss"], rel=1e-10)
 
 
+def test_two_three_one_ranks_are_the_run_of_one_process(straight, launch, tmp_path):
+    """Stopped in the middle of an epoch and continued by other numbers of ranks: the same samples in each step."""
+    done, words = 0, f"{EXACT} --run.dir {tmp_path / 'run'}"
+    for ranks, until in ((2, 5), (3, 9), (1, 12)):
+        assert launch(f"{words} --run.stop_after {until}", ranks=ranks, before=SPY).codes[0] in (0, 75)
+        kept = np.load(tmp_path / "run" / "spy.npy")
+        np.testing.assert_allclose(kept, straight[1][0][done:until], rtol=1e-10, atol=1e-13, err_msg=f"{ranks} ranks")
+        done = until
+
+
 def state(folder, step):
     return torch.load(folder / "checkpoints" / f"step_{step:08d}" / "state.pt", weights_only=True)
 
@@ -90,50 +103,6 @@ def equal_bits(a, b) -> bool:
     if isinstance(a, list):
         return len(a) == len(b) and all(map(equal_bits, a, b))
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-
-
-HARD = (  # BatchNorm, dropout, augmentation, momentum; 1437 = 11 * 120 + 117: 12 steps an epoch
-    "digits --model.norm batch --model.dropout 0.3 --data.augment crop --data.global_batch 120 --optim.epochs 2"
-)
-
-
-@pytest.fixture(scope="module")
-def resumed(launch, tmp_path_factory):
-    """A straight run on 3 ranks, one stopped in the middle of an epoch and continued, one with loader workers."""
-    folder = tmp_path_factory.mktemp("resumed")
-    runs = [
-        (f"{HARD} --run.dir {folder / 'straight'}", 0),
-        (f"{HARD} --run.dir {folder / 'stopped'} --run.stop_after 7", 75),
-        (f"{HARD} --run.dir {folder / 'stopped'} --run.stop_after 17", 75),
-        (f"{HARD} --run.dir {folder / 'stopped'}", 0),
-        (f"{HARD} --run.dir {folder / 'workers'} --data.workers 2", 0),
-    ]
-    for words, code in runs:
-        done = launch(words, ranks=3)
-        assert done.codes == [code] * 3, done.everything
-    return folder
-
-
-@pytest.mark.parametrize("other", ["stopped", "workers"])
-def test_bits_do_not_depend_on_stops_or_workers(resumed, other):
-    a, b = state(resumed / "straight", 24), state(resumed / other, 24)
-    assert a["step"] == b["step"] == 24
-    assert equal_bits(a["model"], b["model"])
-    assert equal_bits(a["optimizer"], b["optimizer"])
-
-
-@pytest.mark.parametrize("other", ["stopped", "workers"])
-def test_metrics_have_each_step_once_and_the_same(resumed, read_rows, other):
-    for event, keys in (("train", ("step", "epoch", "loss", "lr")), ("eval", ("step", "right", "eval_loss"))):
-        straight, mine = (
-            [[row[k] for k in keys] for row in read_rows(resumed / run, event)] for run in ("straight", other)
-        )
-        assert straight == mine
-    assert [row["step"] for row in read_rows(resumed / other, "train")] == list(range(1, 25))
-
-
-def test_resume_is_announced(resumed, read_rows):
-    assert [row["step"] for row in read_rows(resumed / "stopped", "start")] == [0, 7, 17]
 
 
 WIDE = "digits --model.name mlp --model.width 600 --data.global_batch 720 --optim.epochs 3"  # 1.4 MB: two buckets

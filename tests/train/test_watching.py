@@ -71,7 +71,7 @@ def test_the_first_step_may_take_longer_than_the_later_ones(story, read_status, 
     folder, _ = story
     recorded = json.loads((folder / "stalls" / "step_00000005" / "rank_0.json").read_text())["entries"]
     limits = [entry["timeout_ms"] for entry in recorded if entry["process_group"][1] == "default_pg"]
-    assert (limits[0], limits[-1]) == (1_800_000, 1500)
+    assert (limits[0], limits[-1]) == (600_000, 1500)
     status = read_status(folder)
     assert status["status"] == "failed"
     assert "lost the connection to another rank, which died or hangs" in status["why"]
