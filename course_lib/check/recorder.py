@@ -52,7 +52,8 @@ class InFlight:
     """Follows the collectives of a rank that work in place on one tensor: `course_lib.launch.watch.in_place`.
 
     touched  those, numbered from 0, whose tensor the rank itself changed before their wait(). What is seen is the
-             tensor's version, which every operation in place raises, on the tensor or on a view, and no collective.
+             tensor's version, which every operation in place raises, on the tensor or on a view, and no collective
+             but for the division of ReduceOp.AVG.
     """
 
     def __init__(self) -> None:
@@ -60,15 +61,15 @@ class InFlight:
         self._open: list[tuple[int, torch.Tensor, int]] = []
         self._count = 0
 
-    def __call__(self, phase: str, op: str, peer: int | None, tensor: torch.Tensor) -> None:
+    def __call__(self, phase: str, op: str, changes: int, tensor: torch.Tensor) -> None:
         if phase == "start":
-            self._open.append((self._count, tensor, tensor._version))
+            self._open.append((self._count, tensor, tensor._version + changes))
             self._count += 1
             return
         for entry in self._open:
             number, other, version = entry
             if other is tensor:
                 self._open.remove(entry)
-                if tensor._version != version:
+                if tensor._version > version:
                     self.touched.append(number)
                 return

@@ -45,7 +45,8 @@ passing: list[str] = [str(Path(torch.__file__).parent), str(Path(__file__).paren
 Observer = Callable[[str, str, int | None, torch.Tensor], None]
 observers: list[Observer] = []
 
-# The same for the collectives that work in place on one tensor.
+# The same for the collectives that work in place on one tensor. In the peer's place stands how often torch itself may
+# raise the tensor's version: once with ReduceOp.AVG, which gloo does not know, so that torch adds and then divides.
 in_place: list[Observer] = []
 
 _OBSERVED = ("send", "recv", "isend", "irecv")
@@ -137,9 +138,11 @@ class Watch:
 
     @staticmethod
     def _teller(op: str, peer: int | None, given: dict) -> Callable[[str], None]:
+        told, changes = (observers, peer) if op in _OBSERVED else (in_place, int(given.get("op") == dist.ReduceOp.AVG))
+
         def tell(phase: str) -> None:
-            for observer in observers if op in _OBSERVED else in_place if op in _IN_PLACE else ():
-                observer(phase, op, peer, given["tensor"])
+            for observer in told if op in (*_OBSERVED, *_IN_PLACE) else ():
+                observer(phase, op, changes, given["tensor"])
 
         return tell
 

@@ -34,7 +34,7 @@ GROUPS = {  # the case in which a mistake shows; the deep one if it is not here.
 ELSEWHERE = {  # named as in exercise 05, whose tests have examples
     "destroys_group", "hides_parameters", "frozen_not_broadcast", "no_buffers", "wrong_source", "reseeds",
     "averages_outputs", "no_average", "wrong_divisor", "mean_of_users", "different_order", "through_one_rank",
-    "broadcasts_each_step", "sends_frozen",
+    "broadcasts_each_step", "sends_frozen", "only_one_rank", "copies_rank_0", "leaves_some_out", "loses_digits",
 }  # fmt: skip
 BREAKING = (
     "stub",

@@ -384,7 +384,41 @@ class OwnOrder(Right):
         p.grad /= size
 
 
+class ReducesToOne(Right):
+    def average(self, p):
+        dist.reduce(p.grad, dst=0)
+        p.grad /= dist.get_world_size()
+
+
+class CopiesRank0(Right):
+    def average(self, p):
+        dist.broadcast(p.grad, src=0)
+
+
+class WeightsOnly(Right):
+    def prepare(self):
+        self.learnable = [p for p in self.module.parameters() if p.requires_grad and p.dim() > 1]
+
+
+class InFloat32(Right):
+    def average(self, p):
+        grad = p.grad.float()
+        dist.all_reduce(grad)
+        p.grad = (grad / dist.get_world_size()).to(p.dtype)
+
+
+class InBfloat16(InFloat32):
+    def average(self, p):
+        grad = p.grad.bfloat16()
+        dist.all_reduce(grad)
+        p.grad = (grad / dist.get_world_size()).to(p.dtype)
+
+
 WRONG = {
+    "only_one_rank": ReducesToOne,
+    "copies_rank_0": CopiesRank0,
+    "leaves_some_out": WeightsOnly,
+    "loses_digits": InFloat32,
     "stub": Stub,
     "ready_made": TorchDDP,
     "destroys_group": Destroys,
@@ -416,6 +450,7 @@ WRONG = {
     "sends_frozen": SendsFrozen,
 }
 AGAIN = [
+    ("loses_digits", InBfloat16),
     ("ready_made", CourseDDP),
     ("frozen_crash", FrozenCrashDiv),
     ("unused_crash", UnusedCrashFlat),
@@ -519,7 +554,34 @@ class ByCourse(Right):
         p.grad /= self.ring.size
 
 
+class ByOpAvg(Right):
+    """torch divides by itself, so the tensor changes in flight, but not by the learner's hand."""
+
+    def synchronize(self):
+        handles = []
+        for p in self.learnable:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            handles.append(dist.all_reduce(p.grad, op=dist.ReduceOp.AVG, async_op=p.dim() > 1))
+        for handle in handles:
+            if handle:
+                handle.wait()
+
+
+class InShards(Right):
+    """An all-reduce in two halves: a reduce-scatter, and an all-gather of the sums."""
+
+    def average(self, p):
+        size = dist.get_world_size()
+        flat = nn.functional.pad(p.grad.flatten(), (0, -p.numel() % size))
+        shard = flat.new_empty(len(flat) // size)
+        dist.reduce_scatter_tensor(shard, flat)
+        dist.all_gather_into_tensor(flat, shard / size)
+        p.grad = flat[: p.numel()].view_as(p)
+
+
 RIGHT = {
+    "by ReduceOp.AVG": ByOpAvg,
+    "in shards": InShards,
     "as the solution": Right,
     "asynchronous": Asynchronous,
     "divides first": DividesFirst,

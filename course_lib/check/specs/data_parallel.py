@@ -4,11 +4,12 @@ import random
 
 from course_lib.check.findings import destroyed, ended_badly
 from course_lib.check.group import TALK, Evidence, GroupCase, GroupSpec, Wrong
-from course_lib.check.specs.data_parallel_mistakes import MISTAKES
+from course_lib.check.specs.data_parallel_mistakes import GATHERS, MISTAKES, gathers_more_than_shards
 from course_lib.check.specs.training_oracle import case
 from course_lib.check.specs.training_seen import Seen, bits, complete, handles, ready_made, start, values
 
-ALLOWED = TALK | {"all_reduce", "broadcast", "barrier"}
+ALLOWED = TALK | {"all_reduce", "all_reduce_coalesced", "broadcast", "barrier"}
+REDUCES = ("all_reduce", "all_reduce_coalesced", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
 
 
 def cases(rng: random.Random) -> list[GroupCase]:
@@ -17,15 +18,24 @@ def cases(rng: random.Random) -> list[GroupCase]:
     return [*traps, case(rng, "plain", "plain", 2, {}), case(rng, "plain", "plain", 1, {}, steps=2)]
 
 
-def other_calls(e: Evidence) -> Wrong | None:
-    """Collectives that send more than an all-reduce does, or through one rank."""
+def other_calls(e: Evidence, shards: bool = False) -> Wrong | None:
+    """Collectives that send more than an all-reduce does, or through one rank.
+
+    shards  a reduce-scatter and an all-gather of its shards may be, since they are an all-reduce in two halves
+    """
     for seen in complete(e):
         for rank in seen.ranks:
             for step in seen.steps:
-                if m := next((m for m in seen.step(rank, step) if m.op not in ALLOWED), None):
+                more = REDUCES + GATHERS if shards and not gathers_more_than_shards(seen, rank, step) else ()
+                if m := next((m for m in seen.step(rank, step) if m.op not in ALLOWED and m.op not in more), None):
                     text = f"{seen.case.story}: step {step}, rank {rank}: {m.op} ({m.where})."
-                    return Wrong("traffic", text, seen.number)
+                    return Wrong("traffic", text, seen.number, "Gradients travel by dist.all_reduce here.")
     return None
+
+
+def in_parts(e: Evidence) -> Wrong | None:
+    """The other calls of exercise 05."""
+    return other_calls(e, shards=True)
 
 
 def traffic(e: Evidence) -> Wrong | None:
@@ -40,8 +50,9 @@ def traffic(e: Evidence) -> Wrong | None:
 
 def _too_much(seen: Seen, rank: int, step: int) -> str | None:
     sizes, calls = seen.truth.nbytes, seen.step(rank, step)
-    reduced = [m.nbytes for m in calls if m.op == "all_reduce"]
-    if len(reduced) > len(sizes) + 1 or sum(reduced) > seen.nbytes + 8 * len(sizes):
+    reduced = [m.nbytes for m in calls if m.op in REDUCES]
+    padding = 8 * len(sizes) * (seen.case.world if any("scatter" in m.op for m in calls) else 1)
+    if len(reduced) > len(sizes) + 1 or sum(reduced) > seen.nbytes + padding:
         found = f"{len(reduced)} all-reduces with {sum(reduced)} bytes"
         return f"{found}; the {len(sizes)} gradients have {seen.nbytes} bytes."
     spread = sum(m.nbytes for m in calls if m.op == "broadcast")
@@ -53,7 +64,7 @@ def _too_much(seen: Seen, rank: int, step: int) -> str | None:
 
 def compare(e: Evidence) -> Wrong | None:
     """None when all is right; else what is wrong, the most telling first."""
-    for look in (ready_made, destroyed, start, handles, values, ended_badly, bits, other_calls, traffic):
+    for look in (ready_made, destroyed, start, handles, values, ended_badly, bits, in_parts, traffic):
         if wrong := look(e):
             return wrong
     return None

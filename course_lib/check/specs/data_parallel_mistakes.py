@@ -68,10 +68,19 @@ def skips_unused(e: Evidence, wrong: Wrong) -> str | None:
 
 # Traffic.
 
+GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_single")
+
+
+def gathers_more_than_shards(seen: Seen, rank: int, step: int) -> bool:
+    """Each rank brings more than its share of the gradients, each of which may be padded."""
+    gathered = sum(m.nbytes for m in seen.step(rank, step) if m.op in GATHERS)
+    return gathered * seen.case.world > seen.nbytes + 8 * seen.case.world * len(seen.truth.nbytes)
+
 
 def gathers_everything(e: Evidence, wrong: Wrong) -> str | None:
     seen = Seen(e, wrong.case)
-    if found := [m for m in seen.step(0, 0) if "gather" in m.op]:
+    found = [m for m in seen.step(0, 0) if "all_gather" in m.op]
+    if found and (gathers_more_than_shards(seen, 0, 0) or "object" in found[0].op):
         return (
             f"{found[0].op} brings all gradients of all ranks to every rank: each receives (N-1)·M bytes, which grows "
             "with N, and an all-reduce needs 2(N-1)/N·M, less than 2M. Use dist.all_reduce."

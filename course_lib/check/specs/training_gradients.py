@@ -113,7 +113,7 @@ def divides_twice(seen: Seen, step: int) -> str | None:
 
 
 def wrong_divisor(seen: Seen, step: int) -> str | None:
-    for factor in (2.0, 4.0, 8.0, float(len(seen.case.inputs[0][0])), len(seen.truth.grad)):
+    for factor in (2.0, 3.0, 4.0, 8.0, float(len(seen.case.inputs[0][0])), len(seen.truth.grad)):
         if seen.grads_are(step, seen.mean(step, seen.case.world / factor)):
             return (
                 f"The sum over {seen.case.world} ranks was divided by {factor:g}. Divide by dist.get_world_size(): "
@@ -137,6 +137,51 @@ def mean_of_users(seen: Seen, step: int) -> str | None:
     return None
 
 
+def only_one_rank(seen: Seen, step: int) -> str | None:
+    first = {name: seen.value("grad", 0, name, step) for name in seen.truth.grad}
+    right = all(g is not None and close(g, seen.truth.grad[name][step]) for name, g in first.items())
+    if right and any(m.op in ("reduce", "gather") for m in seen.step(0, step)):
+        return (
+            "Rank 0 has the mean, the others do not: reduce and gather give it to one rank, all_reduce gives it to all."
+        )
+    return None
+
+
+def copies_rank_0(seen: Seen, step: int) -> str | None:
+    if seen.case.world > 1 and seen.grads_are(step, lambda rank, name: seen.truth.local[0][name][step]):
+        return (
+            "All ranks have the gradient of rank 0: broadcast copies it, and the samples of the others count for "
+            "nothing. Take the mean: all_reduce, then divide."
+        )
+    return None
+
+
+def leaves_some_out(seen: Seen, step: int) -> str | None:
+    if seen.case.world == 1 or seen.case.group == "branch":
+        return None
+    names = list(seen.truth.grad)
+    left = [name for name in names if not seen.grads_are(step, seen.mean(step), [name])]
+    if len(left) < len(names) and seen.grads_are(step, seen.local(step), left):
+        return (
+            f"{', '.join(left)}: each rank still has the gradient of its own batch. The other gradients are right. Go "
+            "through all parameters that have requires_grad=True."
+        )
+    return None
+
+
+def loses_digits(seen: Seen, step: int) -> str | None:
+    def near(rank: int, name: str) -> bool:
+        got, want = seen.value("grad", rank, name, step), seen.truth.grad[name][step]
+        return got is not None and bool(((got - want).abs() <= 0.01 * want.abs().max()).all())
+
+    if all(near(rank, name) for rank in seen.ranks for name in seen.truth.grad):
+        return (
+            "Nearly right: on their way the gradients go through a dtype with fewer digits (float32, float16, "
+            "bfloat16). Keep the dtype of the gradient, which is float64 here: torch.zeros_like(p), no .float()."
+        )
+    return None
+
+
 def _at(*looks: In) -> list:
     return known(*(at_first_off(look, look.__name__) for look in looks), kinds=("values",))
 
@@ -146,4 +191,5 @@ GRADIENTS = (
     *_at(only_first_step),
     *known(tied_twice, kinds=("values", "traffic")),
     *_at(not_copied_back, no_average, sums, divides_twice, wrong_divisor, mean_of_users),
+    *_at(only_one_rank, copies_rank_0, leaves_some_out, loses_digits),
 )

@@ -23,9 +23,10 @@ def no_buffers(e: Evidence, wrong: Wrong) -> str | None:
         return None
     parameters = [name for name in seen.truth.start if name in seen.truth.nbytes]
     if all(_same(start, seen.truth.start, parameters) for start in starts):
+        other = [n for n, want in seen.truth.start.items() if not all(torch.equal(start[n], want) for start in starts)]
         return (
-            "The parameters are those of rank 0, the buffers are not. BatchNorm keeps its running statistics in "
-            "buffers, and evaluation uses them: broadcast module.buffers(), too."
+            f"The parameters are those of rank 0, of the buffers {', '.join(other)} not. BatchNorm keeps its running "
+            "statistics in buffers, and evaluation uses them: broadcast all of module.buffers(), too."
         )
     return None
 
