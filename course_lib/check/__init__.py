@@ -28,6 +28,8 @@ __all__ = [
     "bucketed_ddp",
     "accumulate",
     "onebit_hook",
+    "checkpoints",
+    "train",
     "learning_rate",
     "update",
 ]
@@ -108,3 +110,13 @@ def learning_rate(learning_rate: Callable[..., Any]) -> Verdict:
 def update(update: Callable[..., Any]) -> Verdict:
     """Exercise 09, second part: from a loss to weights in the right order, on 2 and 3 real ranks."""
     return _judge("recipe_update", update)
+
+
+def checkpoints(Checkpoints: Callable[..., Any]) -> Verdict:
+    """Exercise 10, first part: checkpoints that outlive a kill at any moment."""
+    return _judge("surviving_checkpoints_mistakes", Checkpoints)
+
+
+def train(train: Callable[..., Any]) -> Verdict:
+    """Exercise 10, second part: a loop that is killed and started again, on three real ranks."""
+    return _judge("surviving_train_mistakes", train)

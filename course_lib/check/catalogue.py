@@ -33,4 +33,6 @@ GRADED = {
     "check_onebit_hook": Graded("torch_ddp_onebit"),
     "check_learning_rate": Graded("recipe_rate"),
     "check_update": Graded("recipe_update"),
+    "check_checkpoints": Graded("surviving_checkpoints_mistakes"),
+    "check_train": Graded("surviving_train_mistakes"),
 }

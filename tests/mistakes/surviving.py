@@ -395,3 +395,284 @@ RIGHT_CHECKPOINTS = {
     "a named temporary file": NamedTemporary,
     "under its final name": UnderItsFinalName,
 }
+
+# train(model, optimizer, batch, checkpoints, last, every)
+
+
+def _shared(checkpoints):
+    """What rank 0 finds, on all ranks."""
+    box = [checkpoints.load_newest() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _restore(model, optimizer, state):
+    model.module.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+
+
+def _load(model, optimizer, checkpoints):
+    found = _shared(checkpoints)
+    if found:
+        _restore(model, optimizer, found[1])
+    return found[0] if found else 0
+
+
+def _update(model, optimizer, batch, step, seed=None):
+    torch.manual_seed(1000 * step + dist.get_rank() if seed is None else seed)
+    _plain_update(model, optimizer, batch, step)
+
+
+def _plain_update(model, optimizer, batch, step):
+    x, y = batch(step)
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def _state(model, optimizer):
+    return {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+def _loop(load=_load, update=_update, state=_state, save=None, due=None, begin=lambda start: start + 1):
+    """A train function in which one thing is exchanged."""
+
+    def train(model, optimizer, batch, checkpoints, last, every):
+        start = load(model, optimizer, checkpoints)
+        for step in range(begin(start), last + 1):
+            update(model, optimizer, batch, step)
+            if due(step, last, every) if due else step % every == 0 or step == last:
+                if save:
+                    save(checkpoints, step, model, optimizer)
+                elif dist.get_rank() == 0:
+                    checkpoints.save(step, state(model, optimizer))
+
+    return train
+
+
+def _stub_train(model, optimizer, batch, checkpoints, last, every):
+    raise NotImplementedError
+
+
+def _destroys_train(model, optimizer, batch, checkpoints, last, every):
+    _loop()(model, optimizer, batch, checkpoints, last, every)
+    dist.destroy_process_group()
+
+
+def _save_everywhere(checkpoints, step, model, optimizer):
+    checkpoints.save(step, _state(model, optimizer))
+
+
+def _barrier_inside(checkpoints, step, model, optimizer):
+    if dist.get_rank() == 0:
+        checkpoints.save(step, _state(model, optimizer))
+        dist.barrier()
+
+
+def _load_each(model, optimizer, checkpoints):
+    found = checkpoints.load_newest()
+    if found:
+        _restore(model, optimizer, found[1])
+    return found[0] if found else 0
+
+
+def _load_each_with_barrier(model, optimizer, checkpoints):
+    dist.barrier()
+    return _load_each(model, optimizer, checkpoints)
+
+
+def _load_rank_0(model, optimizer, checkpoints):
+    return _load_each(model, optimizer, checkpoints) if dist.get_rank() == 0 else 0
+
+
+def _load_rank_0_share_step(model, optimizer, checkpoints):
+    start = torch.tensor(_load_rank_0(model, optimizer, checkpoints))
+    dist.broadcast(start, 0)
+    return int(start)
+
+
+def _broadcast_weights(model, optimizer, checkpoints):
+    start = _load_rank_0_share_step(model, optimizer, checkpoints)
+    for tensor in model.module.state_dict().values():
+        dist.broadcast(tensor, 0)
+    return start
+
+
+def _load_wrapped(model, optimizer, checkpoints):
+    found = _shared(checkpoints)
+    if found:
+        model.load_state_dict(found[1]["model"])
+        optimizer.load_state_dict(found[1]["optimizer"])
+    return found[0] if found else 0
+
+
+def _load_whole(model, optimizer, checkpoints):
+    found = _shared(checkpoints)
+    if found:
+        model.module.load_state_dict(found[1]["model"].state_dict())
+    return found[0] if found else 0
+
+
+def _load_weights(model, optimizer, checkpoints):
+    found = _shared(checkpoints)
+    if found:
+        model.module.load_state_dict(found[1]["model"])
+    return found[0] if found else 0
+
+
+def _load_optimizer_only(model, optimizer, checkpoints):
+    found = _shared(checkpoints)
+    if found:
+        optimizer.load_state_dict(found[1]["optimizer"])
+    return found[0] if found else 0
+
+
+def _load_not_strict(model, optimizer, checkpoints):
+    """A file with "module." in it, which strict=False passes over in silence."""
+    found = _shared(checkpoints)
+    if found:
+        names = {f"_orig_mod.{name}": value for name, value in found[1]["model"].items()}
+        model.module.load_state_dict(names, strict=False)
+        optimizer.load_state_dict(found[1]["optimizer"])
+    return found[0] if found else 0
+
+
+def _load_rng(model, optimizer, checkpoints):
+    found = _shared(checkpoints)
+    if found:
+        _restore(model, optimizer, found[1])
+        rng = found[1]["rng"]
+        torch.set_rng_state(rng[dist.get_rank()] if isinstance(rng, list) else rng)
+    return found[0] if found else 0
+
+
+def _with_rng(model, optimizer):
+    return {**_state(model, optimizer), "rng": torch.get_rng_state()}
+
+
+def _save_all_rng(checkpoints, step, model, optimizer):
+    states = [torch.zeros_like(torch.get_rng_state()) for _ in range(dist.get_world_size())]
+    dist.all_gather(states, torch.get_rng_state())
+    if dist.get_rank() == 0:
+        checkpoints.save(step, {**_state(model, optimizer), "rng": states})
+
+
+def _seeded_once(model, optimizer, checkpoints):
+    torch.manual_seed(dist.get_rank())
+    return _load(model, optimizer, checkpoints)
+
+
+def _on_module(model, optimizer, batch, step):
+    torch.manual_seed(1000 * step + dist.get_rank())
+    _plain_update(model.module, optimizer, batch, step)
+
+
+def _parameters_only(model, optimizer):
+    return {"model": dict(model.module.named_parameters()), "optimizer": optimizer.state_dict()}
+
+
+def _load_parameters(model, optimizer, checkpoints):
+    found = _shared(checkpoints)
+    if found:
+        model.module.load_state_dict(found[1]["model"], strict=False)
+        optimizer.load_state_dict(found[1]["optimizer"])
+    return found[0] if found else 0
+
+
+def _saves_before(model, optimizer, batch, checkpoints, last, every):
+    start = _load(model, optimizer, checkpoints)
+    for step in range(start + 1, last + 1):
+        torch.manual_seed(1000 * step + dist.get_rank())
+        x, y = batch(step)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        if (step % every == 0 or step == last) and dist.get_rank() == 0:
+            checkpoints.save(step, _state(model, optimizer))
+        optimizer.step()
+
+
+def _saves_one_behind(model, optimizer, batch, checkpoints, last, every):
+    start = _load(model, optimizer, checkpoints)
+    for done in range(start, last):
+        _update(model, optimizer, batch, done + 1)
+        if ((done + 1) % every == 0 or done + 1 == last) and dist.get_rank() == 0:
+            checkpoints.save(done, _state(model, optimizer))
+
+
+def _at_least_one_step(model, optimizer, batch, checkpoints, last, every):
+    step = _load(model, optimizer, checkpoints)
+    while True:
+        step += 1
+        _update(model, optimizer, batch, min(step, last))
+        if (step % every == 0 or step == last) and dist.get_rank() == 0:
+            checkpoints.save(step, _state(model, optimizer))
+        if step >= last:
+            return
+
+
+def _as_the_solution(model, optimizer, batch, checkpoints, last, every):
+    _loop()(model, optimizer, batch, checkpoints, last, every)
+
+
+def _tensor_by_tensor(model, optimizer, checkpoints):
+    """Rank 0 sends each tensor of the network; the optimizer's state as an object; the step as a tensor."""
+    found = checkpoints.load_newest() if dist.get_rank() == 0 else None
+    start = torch.tensor(found[0] if found else 0)
+    dist.broadcast(start, 0)
+    if start:
+        if found:
+            model.module.load_state_dict(found[1]["model"])
+        for tensor in model.module.state_dict().values():
+            dist.broadcast(tensor, 0)
+        box = [found and found[1]["optimizer"]]
+        dist.broadcast_object_list(box)
+        optimizer.load_state_dict(box[0])
+    return int(start)
+
+
+def _whole_objects(model, optimizer):
+    return {"model": model.module, "optimizer": optimizer.state_dict()}
+
+
+def _wrapped(model, optimizer):
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+WRONG_TRAIN = {
+    "stub": _stub_train,
+    "destroys_group": _destroys_train,
+    "one_rank_in_a_collective": _loop(save=_barrier_inside),
+    "all_ranks_save": _loop(save=_save_everywhere),
+    "saves_objects": _loop(_load_whole, state=_whole_objects),
+    "module_prefix": _loop(_load_wrapped, state=_wrapped),
+    "no_save_at_the_end": _loop(due=lambda step, last, every: step % every == 0),
+    "counts_from_zero": _saves_one_behind,
+    "bypasses_ddp": _loop(update=_on_module),
+    "same_mask_each_step": _loop(update=lambda m, o, b, step: _update(m, o, b, step, dist.get_rank())),
+    "same_mask_on_all_ranks": _loop(update=lambda m, o, b, step: _update(m, o, b, step, step)),
+    "each_rank_looks": _loop(_load_each),
+    "only_rank_0_loads": _loop(_load_rank_0),
+    "never_loads": _loop(lambda model, optimizer, checkpoints: 0),
+    "forgets_step": _loop(begin=lambda start: 1),
+    "off_by_one": _loop(begin=lambda start: max(start, 1)),
+    "trains_when_done": _at_least_one_step,
+    "saves_before_update": _saves_before,
+    "optimizer_on_rank_0": _loop(_broadcast_weights),
+    "forgets_weights": _loop(_load_optimizer_only),
+    "rng_of_rank_0_for_all": _loop(_load_rng, _plain_update, _with_rng),
+    "reseeds_at_start": _loop(_seeded_once, _plain_update),
+    "forgets_rng": _loop(update=_plain_update),
+    "forgets_optimizer": _loop(_load_weights),
+    "forgets_buffers": _loop(_load_parameters, state=_parameters_only),
+}
+AGAIN_TRAIN = [
+    ("each_rank_looks", _loop(_load_each_with_barrier)),
+    ("only_rank_0_loads", _loop(_load_rank_0_share_step)),
+    ("off_by_one", _loop(begin=lambda start: start + 2 if start else 1)),
+    ("forgets_weights", _loop(_load_not_strict)),
+]
+RIGHT_TRAIN = {
+    "as the solution": _as_the_solution,
+    "the generators of all ranks": _loop(_load_rng, _plain_update, save=_save_all_rng),
+    "tensor by tensor": _loop(_tensor_by_tensor),
+}
