@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch._C._distributed_c10d as c10d
+import torch.distributed as dist
 
 # Collectives kept; it must stand in the environment before the first group is made. 0 would turn the recorder off.
 SIZE = "TORCH_FR_BUFFER_SIZE"
@@ -18,7 +19,7 @@ def turn_on() -> None:
 
 def dump() -> str:
     """What the recorder holds, as JSON. (Private in torch; tests/train/test_watching.py tells when it changes.)"""
-    found = c10d._dump_fr_trace_json()
+    found = c10d._dump_nccl_trace_json() if dist.get_backend() == "nccl" else c10d._dump_fr_trace_json()
     return found if isinstance(found, str) else found.decode()
 
 

@@ -13,15 +13,15 @@ from course_lib.train.soak_rounds import Soak, Starts, differences, finished
 
 
 @pytest.mark.slow
-def test_six_kills(capsys, tmp_path):
-    """Real ones: of ranks, launchers and everything, at moments that depend on the machine."""
-    words = ["soak", "--kills", "6", "--epochs", "2", "--seed", "2", "--dir", str(tmp_path / "soak")]
+def test_a_few_kills(capsys, tmp_path):
+    """Real ones; with this seed of a rank, of everything twice, and of the launcher while a thread saves."""
+    words = ["soak", "--kills", "4", "--epochs", "2", "--seed", "2", "--dir", str(tmp_path / "soak")]
     code = cli.main(words)
     said = capsys.readouterr().out
     assert code == 0, said
     table = {line[2:40].strip(): line[40:].split() for line in said.splitlines()[1:]}
-    assert table["kills"][0] == "6"
-    assert int(table["checkpoints looked at"][0]) > 6
+    assert table["kills"][0] == "4"
+    assert int(table["checkpoints looked at"][0]) >= 4
     zeros = ("corrupt checkpoints", "steps lost beyond the last checkpoint", "launches that hung")
     assert [table[name] for name in zeros] == [["0"]] * 3
     assert table["final bits equal"] == ["yes"]
