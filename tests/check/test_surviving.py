@@ -50,7 +50,7 @@ def seen():
         chosen = [k for k, evidence in enumerate(found) if evidence.cases[0].world == world]
         cases = [found[k].cases[0] for k in chosen]
         todo = [(TOGETHER[k][2], c.drive, c.inputs, c.options) for k, c in zip(chosen, cases, strict=True)]
-        ranks = run(drive_all, world, args=(todo,), quiet=True).results
+        ranks = run(drive_all, world, args=(todo,), quiet=True, watch=False, timeout=200).results
         for at, k in enumerate(chosen):
             told = [rank[at] for rank in ranks]
             found[k].answers[0] = [RankAnswer(torch.empty(0), facts=facts, tensors=tensors) for facts, tensors in told]

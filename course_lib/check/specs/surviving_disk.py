@@ -12,7 +12,6 @@ import builtins
 import errno
 import io
 import os
-import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -26,11 +25,36 @@ CHANGING = ("replace", "rename", "unlink", "remove", "rmdir", "mkdir", "link", "
 WORDS = {"unlink": "remove"}  # as pathlib and shutil call it
 
 
+Copy = dict[str, tuple[bytes | None, int]]  # name: content (None: a folder) and time of the last change
+
+
+def keep(folder: Path) -> Copy:
+    """All that lies in a folder, folders before what is in them."""
+    paths = sorted(folder.rglob("*"))
+    return {
+        str(path.relative_to(folder)): (path.read_bytes() if path.is_file() else None, path.stat().st_mtime_ns)
+        for path in paths
+    }
+
+
+def lay_out(copy: Copy, folder: Path) -> Path:
+    """The same files in a new folder."""
+    folder.mkdir()
+    for name, (content, changed) in copy.items():
+        path = folder / name
+        if content is None:
+            path.mkdir()
+        else:
+            path.write_bytes(content)
+            os.utime(path, ns=(changed, changed))
+    return folder
+
+
 class Disk:
     """Watches one folder while `watching`. `moments`: (copy, copy after a power cut or None, what happened before)."""
 
-    def __init__(self, folder: Path, copies: Path) -> None:
-        self.folder, self.copies = folder, copies
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.moments: list[dict[str, Any]] = []
         self.full = False  # the disk takes half of the next write, and then nothing more
         self.synced: dict[int, int] = {}  # inode: bytes that an fsync has made safe
@@ -48,19 +72,14 @@ class Disk:
         if self._busy or threading.get_ident() != self._thread or (now := self.look()) == self._last:
             return
         self._busy, self._last = True, now
-        number = len([*self.copies.iterdir()])
-        copy, cut = self.copies / f"{number}", None
-        shutil.copytree(self.folder, copy)
+        copy, cut = keep(self.folder), None
         unsafe = {name: safe for name, (inode, size, _) in now.items() if (safe := self.synced.get(inode, 0)) < size}
         if unsafe:
-            cut = self.copies / f"{number}_cut"
-            shutil.copytree(self.folder, cut)
-            for name, safe in unsafe.items():
-                os.truncate(cut / name, safe)
+            cut = copy | {name: (copy[name][0][:safe], copy[name][1]) for name, safe in unsafe.items()}
         self._busy = False
         old = {name: entry for name, entry in self._before.items() if now.get(name) != entry}
         self.moments.append({
-            "copy": str(copy), "cut": cut and str(cut), "before": before,
+            "copy": copy, "cut": cut, "before": before,
             "overwritten": [n for n in old if n in now], "removed": [n for n in old if n not in now],
             "unsafe": [*unsafe], "late": [name for name in unsafe if now[name][0] in self.synced],
         })  # fmt: skip

@@ -23,10 +23,11 @@ from course_lib.check.group import GroupCase
 
 WORLD, BATCH = 3, 4
 INPUTS, HIDDEN, CLASSES = 5, 8, 3
-LAST, EVERY = 8, 3
-SAVES = [3, 6, 8]
-KILLED_AT = (None, 5, 8, None, None)  # the straight run, then four launches of one run
-STEPS = [[*range(1, 9)], [*range(1, 6)], [*range(4, 9)], [7, 8], []]  # that each launch has to ask for
+LAST, EVERY = 5, 2
+RATE, MOMENTUM = 0.2, 0.9
+SAVES = [2, 4, 5]
+KILLED_AT = (None, 4, None, None)  # the straight run, then three launches of one run
+STEPS = [[1, 2, 3, 4, 5], [1, 2, 3, 4], [3, 4, 5], []]  # that each launch has to ask for
 
 
 class Killed(BaseException):
@@ -60,8 +61,8 @@ def network(seed: int) -> nn.Sequential:
 
 
 def sgd(parameters: Any) -> torch.optim.SGD:
-    """The optimizer of rank and oracle."""
-    return torch.optim.SGD(parameters, lr=0.2, momentum=0.9)
+    """What `train` gets as its optimizer."""
+    return torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM)
 
 
 def flat(tensors: Any) -> torch.Tensor:
@@ -210,7 +211,7 @@ def drive(train: Callable, data: torch.Tensor) -> tuple[dict, dict]:
 
 
 def cases(rng: random.Random) -> list[GroupCase]:
-    """One: eight steps on three ranks, killed in steps 5 and 8."""
+    """One: five steps on three ranks, killed in step 4."""
     generator = torch.Generator().manual_seed(rng.getrandbits(60))
     inputs = []
     for _ in range(WORLD):
@@ -218,4 +219,4 @@ def cases(rng: random.Random) -> list[GroupCase]:
         rows[..., -1] = torch.randint(CLASSES, (LAST, BATCH), generator=generator)
         inputs.append(rows)
     nothing = (torch.zeros(0),) * WORLD
-    return [GroupCase("launches", "3 ranks, 8 steps, a checkpoint every 3", tuple(inputs), nothing, drive=drive)]
+    return [GroupCase("launches", "3 ranks, 5 steps, a checkpoint every 2", tuple(inputs), nothing, drive=drive)]

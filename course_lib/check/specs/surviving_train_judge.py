@@ -11,14 +11,16 @@ from course_lib.check.specs.surviving_train import (
     INPUTS,
     KILLED_AT,
     LAST,
+    MOMENTUM,
+    RATE,
     SAVES,
     STEPS,
     WORLD,
+    flat,
     network,
-    sgd,
-)  # fmt: skip
+)
 
-NAMES = ("the straight run", "launch 1", "launch 2", "launch 3", "launch 4")
+NAMES = ("the straight run", "launch 1", "launch 2", "launch 3")
 
 
 class Seen:
@@ -50,17 +52,22 @@ def oracle(e: Evidence) -> torch.Tensor:
     seen = Seen(e)
     module = network(0)
     torch.nn.utils.vector_to_parameters(seen.tensor("held", 0), module.parameters())
-    optimizer, found = sgd(module.parameters()), []
-    for step in range(1, LAST + 1):
-        optimizer.zero_grad()
-        for rank in range(WORLD):
-            rows, mask = e.cases[0].inputs[rank][step - 1], seen.mask(0, rank, step)
-            hidden = torch.tanh(_normed(module, module[0](rows[:, :INPUTS])))
-            scores = module[4](hidden * mask / 0.7)
-            (F.cross_entropy(scores, rows[:, INPUTS].long()) / WORLD).backward()
-        optimizer.step()
-        found.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+    weights, found = [*module.parameters()], []
+    momentum = [torch.zeros_like(weight) for weight in weights]
+    for step in range(1, LAST + 1):  # SGD by hand: torch's optimizers import torch._dynamo, which takes seconds
+        loss = sum(_loss(module, e.cases[0].inputs[r][step - 1], seen.mask(0, r, step)) for r in range(WORLD)) / WORLD
+        gradients = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            for weight, gradient, held in zip(weights, gradients, momentum, strict=True):
+                held.mul_(MOMENTUM).add_(gradient)
+                weight -= RATE * held
+        found.append(flat(weights))
     return torch.stack(found)
+
+
+def _loss(module: torch.nn.Module, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    hidden = torch.tanh(_normed(module, module[0](rows[:, :INPUTS])))
+    return F.cross_entropy(module[4](hidden * mask / 0.7), rows[:, INPUTS].long())
 
 
 def _normed(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -85,7 +92,7 @@ def content(e: Evidence) -> Wrong | None:
         return Wrong("content", 'The names in the saved state begin with "module.".', 0)
     if (steps := [step for step, *_ in note["saves"]]) != SAVES:
         text = (
-            f"In a run of {LAST} steps rank 0 saved at {steps or 'no step'}; needed is {SAVES}: every 3, and the last."
+            f"In a run of {LAST} steps rank 0 saved at {steps or 'no step'}; needed is {SAVES}: every 2, and the last."
         )
         return Wrong("saves", text, 0)
     return None
@@ -153,7 +160,7 @@ def resumed(e: Evidence) -> Wrong | None:
 def end(e: Evidence) -> Wrong | None:
     """What the finished runs hold. Started once more, a finished run has its weights, too."""
     seen = Seen(e)
-    for launch in (3, 4):
+    for launch in (2, 3):
         for rank in range(WORLD):
             if not torch.equal(seen.tensor("parameters", launch, rank), seen.tensor("parameters", 0, rank)):
                 text = (

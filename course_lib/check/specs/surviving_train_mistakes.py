@@ -4,7 +4,7 @@ import torch
 
 from course_lib.check.group import Evidence, GroupSpec, Wrong
 from course_lib.check.known import destroys_group, known
-from course_lib.check.specs.surviving_train import KILLED_AT, SAVES, WORLD, cases
+from course_lib.check.specs.surviving_train import SAVES, WORLD, cases
 from course_lib.check.specs.surviving_train_judge import Seen, compare
 
 
@@ -41,18 +41,17 @@ def no_save_at_the_end(e: Evidence, wrong: Wrong) -> str | None:
 
 def counts_from_zero(e: Evidence, wrong: Wrong) -> str | None:
     saves = [step for step, *_ in Seen(e).note(0)["saves"]]
-    if saves and {step + 1 for step in saves} & set(SAVES[:2]) and not set(saves) & set(SAVES[:2]):
-        return "Is the loop's variable one behind? A checkpoint of step 3 is what there is after three updates."
+    if saves == [step - 1 for step in SAVES]:
+        return "The loop's variable is one behind: a checkpoint of step 2 is what there is after two updates."
     return None
 
 
 def saves_before_update(e: Evidence, wrong: Wrong) -> str | None:
-    """The checkpoint of step 3 has the weights of step 2."""
     seen = Seen(e)
     if wrong.kind == "bits" and wrong.case == 2:
         held = seen.tensor("held", 2)
-        if torch.equal(held, seen.after(2)):
-            return "The checkpoint of step 3 has the weights from before that update: save after optimizer.step()."
+        if torch.equal(held, seen.after(1)):
+            return "The checkpoint of step 2 has the weights from before that update: save after optimizer.step()."
     return None
 
 
@@ -103,15 +102,15 @@ def forgets_step(e: Evidence, wrong: Wrong) -> str | None:
 
 def off_by_one(e: Evidence, wrong: Wrong) -> str | None:
     first = Seen(e).note(2)["asked"][:1] if wrong.kind == "again" else []
-    if first == [3]:
-        return "Step 3 is in the checkpoint and is made a second time: go on with the step after it."
-    if first == [5]:
-        return "Step 4 is never made: the checkpoint holds what there is after step 3."
+    if first == [2]:
+        return "Step 2 is in the checkpoint and is made a second time: go on with the step after it."
+    if first == [4]:
+        return "Step 3 is never made: the checkpoint holds what there is after step 2."
     return None
 
 
 def trains_when_done(e: Evidence, wrong: Wrong) -> str | None:
-    if wrong.kind == "again" and wrong.case == 4:
+    if wrong.kind == "again" and wrong.case == 3:
         return "The run is finished. Started once more, it must do nothing: a scheduler may well do that at night."
     return None
 
@@ -141,9 +140,9 @@ def _first_after_the_kill(e: Evidence, wrong: Wrong) -> bool:
 
 def optimizer_on_rank_0(e: Evidence, wrong: Wrong) -> str | None:
     seen = Seen(e)
-    if _first_after_the_kill(e, wrong) and torch.equal(seen.tensor("weights", 2)[0], seen.after(4)):
-        same = torch.equal(seen.tensor("held", 2, 1), seen.after(3))
-        if same and not torch.equal(seen.tensor("weights", 2, 1)[0], seen.after(4)):
+    if _first_after_the_kill(e, wrong) and torch.equal(seen.tensor("weights", 2)[0], seen.after(3)):
+        same = torch.equal(seen.tensor("held", 2, 1), seen.after(2))
+        if same and not torch.equal(seen.tensor("weights", 2, 1)[0], seen.after(3)):
             return (
                 "The weights went to all ranks, and the optimizer's momentum only to rank 0: from here on each rank "
                 "has weights of its own. Every rank loads all of the state."
@@ -152,21 +151,21 @@ def optimizer_on_rank_0(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def forgets_weights(e: Evidence, wrong: Wrong) -> str | None:
-    if _first_after_the_kill(e, wrong) and not torch.equal(Seen(e).tensor("held", 2), Seen(e).after(3)):
-        return "When the first batch was asked for, the network did not have the weights of the checkpoint of step 3."
+    if _first_after_the_kill(e, wrong) and not torch.equal(Seen(e).tensor("held", 2), Seen(e).after(2)):
+        return "When the first batch was asked for, the network did not have the weights of the checkpoint of step 2."
     return None
 
 
 def _masks_are_right(e: Evidence) -> bool:
     seen = Seen(e)
-    return all(torch.equal(seen.mask(2, rank, 4), seen.mask(0, rank, 4)) for rank in range(WORLD))
+    return all(torch.equal(seen.mask(2, rank, 3), seen.mask(0, rank, 3)) for rank in range(WORLD))
 
 
 def rng_of_rank_0_for_all(e: Evidence, wrong: Wrong) -> str | None:
     seen = Seen(e)
     if wrong.kind == "bits" and wrong.case >= 2:
-        masks = [seen.mask(2, rank, 4) for rank in range(WORLD)]
-        if torch.equal(masks[0], masks[1]) and torch.equal(masks[0], seen.mask(0, 0, 4)):
+        masks = [seen.mask(2, rank, 3) for rank in range(WORLD)]
+        if torch.equal(masks[0], masks[1]) and torch.equal(masks[0], seen.mask(0, 0, 3)):
             return (
                 "All ranks go on with the random numbers of rank 0: its generator's state was saved, and loaded "
                 "everywhere. Save that of each rank, or seed by step and rank."
@@ -176,9 +175,9 @@ def rng_of_rank_0_for_all(e: Evidence, wrong: Wrong) -> str | None:
 
 def reseeds_at_start(e: Evidence, wrong: Wrong) -> str | None:
     seen = Seen(e)
-    if wrong.kind == "bits" and wrong.case >= 2 and torch.equal(seen.mask(2, 0, 4), seen.mask(0, 0, 1)):
+    if wrong.kind == "bits" and wrong.case >= 2 and torch.equal(seen.mask(2, 0, 3), seen.mask(0, 0, 1)):
         return (
-            "Step 4 has the dropout mask that step 1 had: the generator is seeded when `train` begins, so each launch "
+            "Step 3 has the dropout mask that step 1 had: the generator is seeded when `train` begins, so each launch "
             "draws the same numbers again. Seed in each step, by step and rank."
         )
     return None
@@ -227,10 +226,9 @@ MISTAKES = (
 
 def praise(e: Evidence) -> list[str]:
     """What was tested, with the numbers of this run."""
-    kills = [step for step in KILLED_AT if step]
     return [
-        "the straight run of 8 steps on 3 ranks has the weights of one process, after each step, to 10 digits",
-        f"killed in steps {' and '.join(map(str, kills))}, started again: the same bits after every step, on all ranks",
+        "the straight run of 5 steps on 3 ranks has the weights of one process, after each step, to 10 digits",
+        "killed in step 4 and started again: the same bits after every step, on all ranks",
         "one rank wrote, data only, by the names of the bare network; the ranks agreed on the newest checkpoint",
         "a finished run that was started once more did nothing",
     ]
