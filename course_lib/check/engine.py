@@ -72,6 +72,12 @@ def _judge_group(spec: GroupSpec, fn: Callable, rng: random.Random) -> Verdict:
     raise _group_failure(wrong, *(found or (None, "")))
 
 
+def told(spec: GroupSpec, evidence: Evidence) -> CheckFailed | None:
+    """What is wrong, as the learner reads it, from evidence that is there already; None when all is right."""
+    wrong = spec.compare(evidence)
+    return wrong and _group_failure(wrong, *(_named(spec, evidence, wrong) or (None, "")))
+
+
 def _named(spec: GroupSpec, evidence: Evidence, wrong: Wrong) -> tuple[GroupMistake, str] | None:
     """The first known mistake that fits, and its sentence."""
     fitting = [m for m in spec.mistakes if wrong.kind in (m.kinds or set(KINDS) - {"raised"})]

@@ -72,7 +72,7 @@ class Ranks:
                 return True
             try:
                 times = self.processes[rank].cpu_times()
-                asleep = self.processes[rank].status() == psutil.STATUS_SLEEPING
+                asleep = _all_asleep(self.processes[rank].pid)
             except psutil.NoSuchProcess:
                 return True
             seen.append((rank, header.calls, header.row, times.user + times.system, asleep))
@@ -141,6 +141,17 @@ class Ranks:
         """Let go of the traces."""
         for reader in self.readers:
             reader.close()
+
+
+def _all_asleep(pid: int) -> bool:
+    """No thread of the process runs or would like to: on a busy machine one of gloo's may wait long for a core."""
+    if not Path(f"/proc/{pid}/task").exists():  # not Linux
+        return psutil.Process(pid).status() == psutil.STATUS_SLEEPING
+    try:
+        states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:  # a thread has just ended: something moves
+        return False
+    return bool(states) and set(states) == {"S"}
 
 
 def _zombie_code(pid: int) -> int | None:
