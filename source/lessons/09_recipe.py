@@ -105,11 +105,11 @@ def accuracy(optimizer, lr, batch, seed):
 
 
 for optimizer, lr in (("sgd", 0.1), ("adam", 0.03)):
-    print(f"{optimizer:<5} batch 16: {accuracy(optimizer, lr, 16, 0):.3f}", end="   batch 128: ")
+    line = f"{optimizer:<5} batch 16: {accuracy(optimizer, lr, 16, 0):.3f}   batch 128:"
     for times in (1, 8**0.5, 8):
         found = np.mean([accuracy(optimizer, lr * times, 128, seed) for seed in range(3)])
-        print(f"{found:.3f} with {times:.1f} lr", end="   ")
-    print()
+        line += f"   {found:.3f} with {times:.1f} lr"
+    print(line)
 
 # %% [markdown]
 # SGD wants the factor 8. Adam is hardly worse with its old rate, and does badly with 8 times it. (A toy, and three
@@ -195,7 +195,7 @@ show.curves({"T_max=100, 300 steps": rates, "rate(step, 300, 0.4, warmup=30)": o
 #
 # A gradient that is longer than `max_norm` is shortened: the norm of *all* parameters together, so that its direction
 # stays. Of which gradient? A text says: clip before backward, because then local gradients are clipped before they are
-# averaged. **Predict:** what does the first line of `before` find? And does the second way give the right direction?
+# averaged. **Predict:** which norm is found there? And does the average of clipped gradients have the right direction?
 
 
 # %%
