@@ -8,6 +8,8 @@ timeline(r)   what each rank computes and what it sends, for r = run(show.profil
 shards(s, n)  which of n samples each rank sees: repeated and missing ones stand out
 difference(one, runs)  how far the weights of several ranks are from those of one process, step by step
 curves(lines, x, y)  numbers by step, one line for each way to do something
+survived(calm, hurt)  the losses of a run that was killed on those of one that was left alone
+kill_button(...)  train(...) in the background, with buttons that kill a rank
 cost(fit)     what an all-reduce costs, over its size, by algorithm; cost_explorer() the same with sliders
 machine()     what this machine can do, in words
 """
@@ -30,6 +32,8 @@ _HOME = {
     "cost": "course_lib.show.cost_picture",
     "cost_explorer": "course_lib.show.cost_sliders",
     "machine": "course_lib.show.machine_words",
+    "survived": "course_lib.show.survival_picture",
+    "kill_button": "course_lib.show.kill_panel",
     "Stepper": "course_lib.show.stepper",
 }
 __all__ = [*_HOME]

@@ -25,6 +25,7 @@ class _CallableModule(ModuleType):
         ranks: int = 2,
         timeout: float | None = None,
         dir: str | Path | None = None,
+        restarts: int = 0,
         **options: Any,
     ) -> "TrainRun":
         """Train on `ranks` processes and return the run: see `course_lib.train.notebook.train`.
@@ -35,7 +36,7 @@ class _CallableModule(ModuleType):
             train,  # torch and IPython are not imported before they are needed
         )
 
-        return train(recipe, ranks, timeout, dir, **options)
+        return train(recipe, ranks, timeout, dir, restarts, **options)
 
 
 sys.modules[__name__].__class__ = _CallableModule

@@ -46,21 +46,33 @@ def train(
     ranks: int = 2,
     timeout: float | None = None,
     dir: str | Path | None = None,
+    restarts: int = 0,
     **options: Any,
 ) -> TrainRun:
     """Train on `ranks` processes and return the run, by the torchrun command line that is printed first.
 
     timeout  seconds; then the run is stopped and saved, and TimeoutError is raised
     dir      the run folder; given again, the run continues. Default: a new one, runs/RECIPE-TIME
+    restarts  how often all ranks are started again when one has died: torchrun's --max-restarts
     options  as on the command line: **{"optim.lr": 0.1, "data.global_batch": 128}
 
     Raises ConfigError for what cannot start, TrainError for what fails. The notebook's stop button stops the
     ranks at the end of a step, and saves.
     """
+    args, folder = arguments(recipe, ranks, dir, restarts, options)
+    return follow(args, ranks, folder, timeout, restarts)
+
+
+def arguments(
+    recipe: str, ranks: int, dir: str | Path | None, restarts: int, options: dict[str, Any]
+) -> tuple[list[str], Path]:
+    """Check what `train` was given and print the command; what follows torchrun's own options, and the run folder."""
     if not isinstance(recipe, str):
         raise ConfigError(f"The recipe must be a name, for example 'digits', but is {recipe!r}.")
     if not isinstance(ranks, int) or ranks < 1:
         raise ConfigError(f"ranks must be a whole number of at least 1, but is {ranks!r}.")
+    if not isinstance(restarts, int) or restarts < 0:
+        raise ConfigError(f"restarts must be a whole number of at least 0, but is {restarts!r}.")
     try:
         Path.cwd()
     except OSError:
@@ -68,14 +80,17 @@ def train(
     folder = Path(dir) if dir is not None else default_dir(recipe)
     line = words(recipe, {**options, "run.dir": folder})
     check(parse(line), ranks)  # what is wrong with the options is said here, before any process starts
-    command = ["torchrun", "--standalone", f"--nproc-per-node={ranks}", "-m", "course_lib.train", *line]
-    print("$", shlex.join(command), flush=True)
-    return follow(["-m", "course_lib.train", *line], ranks, folder, timeout)
+    own = [f"--nproc-per-node={ranks}", *([f"--max-restarts={restarts}"] if restarts else [])]
+    args = ["-m", "course_lib.train", *line]
+    print("$", shlex.join(["torchrun", "--standalone", *own, *args]), flush=True)
+    return args, folder
 
 
-def follow(args: list[str], ranks: int, folder: Path, timeout: float | None) -> TrainRun:
-    """Start torchrun, show the run while it goes on, and read it back."""
-    before, since, live = stamp(folder), time.monotonic(), Live()
+def follow(
+    args: list[str], ranks: int, folder: Path, timeout: float | None, restarts: int = 0, live: Live | None = None
+) -> TrainRun:
+    """Start torchrun, show the run while it goes on (in `live`, or below the cell), and read it back."""
+    before, since, live = stamp(folder), time.monotonic(), live or Live()
 
     def show(always: bool = False) -> None:
         if always or live.due():
@@ -86,7 +101,10 @@ def follow(args: list[str], ranks: int, folder: Path, timeout: float | None) -> 
         log = Path(temporary) / "output.log"
         show(always=True)
         try:
-            torchrun(args, ranks=ranks, log=log, on_tick=show, timeout=timeout, module="course_lib.train.main")
+            torchrun(
+                args, ranks=ranks, log=log, on_tick=show, timeout=timeout, restarts=restarts,
+                module="course_lib.train.main",
+            )  # fmt: skip
         except KeyboardInterrupt:
             print(f"Stopped. To continue: train(..., dir={str(folder)!r}).", flush=True)
             raise

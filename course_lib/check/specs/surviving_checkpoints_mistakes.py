@@ -60,7 +60,7 @@ def writes_in_place(e: Evidence, wrong: Wrong) -> str | None:
     if trial["overwritten"]:
         return (
             f"The only whole checkpoint, {trial['overwritten'][0]}, is overwritten in its place: from then on, "
-            "until the last byte is there, there is none. Write beside it, then os.replace."
+            "until the last byte is there, there is none. Write beside it, then rename."
         )
     return None
 
