@@ -12,6 +12,7 @@ from course_lib.launch import diagnose, trace
 from course_lib.launch.supervise import Supervisor
 
 _QUIET = 2.0  # seconds without CPU time or progress after which ranks that all wait are a deadlock
+_STARVED = 0.5  # seconds that a thread wants a core and gets none; gloo's wake up often, for less than a millisecond
 _ENDED = re.compile(r"exitcode: (-?\d+)\) local_rank: (\d+)")  # in torchrun's log
 
 
@@ -24,6 +25,7 @@ class Ranks:
         self.processes: dict[int, psutil.Process] = {}
         self.exit_codes: dict[int, int | None] = {}
         self._calm_since, self._last_seen = time.monotonic(), None
+        self._runnable: dict[str, float] = {}  # threads that have wanted a core at each look, and since when
 
     def headers(self) -> list[trace.Header]:
         """What each rank says of itself now."""
@@ -72,7 +74,8 @@ class Ranks:
                 return True
             try:
                 times = self.processes[rank].cpu_times()
-                asleep = _all_asleep(self.processes[rank].pid)
+                asleep = self.processes[rank].status() == psutil.STATUS_SLEEPING
+                asleep = asleep and not self._starved(self.processes[rank].pid)
             except psutil.NoSuchProcess:
                 return True
             seen.append((rank, header.calls, header.row, times.user + times.system, asleep))
@@ -83,6 +86,20 @@ class Ranks:
         if not still:
             self._last_seen = seen
         return not still
+
+    def _starved(self, pid: int) -> bool:
+        """A thread of the rank, perhaps one of gloo's, has wanted a core for a while: the machine is busy."""
+        now, tasks = time.monotonic(), Path(f"/proc/{pid}/task")  # on other systems there is no such folder
+        for stat in tasks.glob("*/stat"):
+            try:
+                runnable = stat.read_text().rpartition(")")[2].split()[0] == "R"
+            except OSError:  # the thread has ended
+                runnable = False
+            if not runnable:
+                self._runnable.pop(stat.parent.name, None)
+            elif now - self._runnable.setdefault(stat.parent.name, now) > _STARVED:
+                return True
+        return False
 
     def settle(self) -> None:
         """Give the other ranks a moment to fail, finish or block, so that each line tells the truth."""
@@ -141,17 +158,6 @@ class Ranks:
         """Let go of the traces."""
         for reader in self.readers:
             reader.close()
-
-
-def _all_asleep(pid: int) -> bool:
-    """No thread of the process runs or would like to: on a busy machine one of gloo's may wait long for a core."""
-    if not Path(f"/proc/{pid}/task").exists():  # not Linux
-        return psutil.Process(pid).status() == psutil.STATUS_SLEEPING
-    try:
-        states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-    except OSError:  # a thread has just ended: something moves
-        return False
-    return bool(states) and set(states) == {"S"}
 
 
 def _zombie_code(pid: int) -> int | None:
