@@ -103,6 +103,19 @@ def _unwrapped(model, optimizer, microbatches):
     optimizer.step()
 
 
+def _gathers_gradients(model, optimizer, microbatches):
+    """Right, and each rank receives the gradients of all."""
+    total = _count(microbatches)
+    optimizer.zero_grad()
+    for x, y in microbatches:
+        (F.cross_entropy(model.module(x), y, reduction="sum") / total).backward()
+    for p in model.parameters():
+        parts = [torch.empty_like(p) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, p.grad)
+        p.grad = sum(parts)
+    optimizer.step()
+
+
 def _nothing(*_):
     return None
 
@@ -116,6 +129,11 @@ ACCUMULATE_WRONG = {
     "zeroed_before_step": _accumulate(end=_zero_then_step),
     "zeroes_each_microbatch": _accumulate(**_each),
     "zeroes_each_microbatch_of_means": _accumulate(**_each, **_means, scale=lambda *_: 1),
+    "calls_module": _unwrapped,
+    "synchronises_all_but_the_last": _accumulate(sync=lambda k, last: k < last),
+    "divides_by_microbatches": _accumulate(scale=lambda total, y, b: dist.get_world_size() / total / len(b)),
+    "synchronises_too_often": _accumulate(sync=lambda k, last: k >= last - 1),
+    "sends_another_way": _gathers_gradients,
     "never_synchronises": _accumulate(sync=lambda k, last: False),
     "synchronises_the_first": _accumulate(sync=lambda k, last: k == 0),
     "mean_of_means": _accumulate(**_means, scale=lambda total, y, batches: 1 / len(batches)),
@@ -284,8 +302,31 @@ def _stub_hook(state, bucket):
     raise NotImplementedError
 
 
+def _own_name_for_the_buffer(state, bucket):
+    wanted, n, key = bucket.buffer(), bucket.buffer().numel(), tuple(bucket.parameters())
+    if key in state:
+        wanted += state[key]
+    payload = pack(wanted >= 0, wanted.abs().mean())
+    wanted -= unpack(payload, [n], wanted.dtype)
+    state[key] = wanted
+    everyones = [torch.empty_like(payload) for _ in range(dist.get_world_size())]
+    work = dist.all_gather(everyones, payload, async_op=True)
+    return work.get_future().then(lambda _: wanted.copy_(_mean([unpack(p, [n], wanted.dtype) for p in everyones])))
+
+
+def _exact(state, bucket):
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0] / dist.get_world_size())
+
+
 HOOK_WRONG = {
     "stub": _stub_hook,
+    "not_compressed": _exact,
+    "keeps_the_buffer": _own_name_for_the_buffer,
+    "keeps_sent": _onebit(keep=lambda wanted, gradient, sent: sent),
+    "wrong_sign": _onebit(keep=lambda wanted, gradient, sent: sent - wanted),
+    "scale_is_rms": _onebit(scale=lambda wanted, gradient: wanted.square().mean().sqrt()),
+    "future_of_no_tensor": _onebit(finish=lambda future, decode: future),
     "no_feedback": _onebit(old=lambda state, key: 0),
     "residual_overwritten": _onebit(key=lambda bucket: "residual"),
     "keyed_by_index": _onebit(
@@ -322,6 +363,7 @@ def _by_parameter(state, bucket):
     return future.then(lambda _: sum(unpack(p, [sum(sizes)], torch.float64) for p in found.chunk(size)) / size)
 
 
+HOOK_AGAIN = [("keyed_by_index", _onebit(key=lambda bucket: bucket.parameters()[0]))]
 HOOK_RIGHT = {
     "as the solution": _onebit(),
     "by parameter": _by_parameter,

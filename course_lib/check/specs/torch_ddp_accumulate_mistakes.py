@@ -55,7 +55,7 @@ def steps_each_time(e: Evidence, wrong: Wrong) -> str | None:
 def no_step(e: Evidence, wrong: Wrong) -> str | None:
     if any(_steps(e, wrong)):
         return None
-    return "optimizer.step() was never called, so the weights stay as they are. Call it after the last microbatch."
+    return "step() of the optimizer that was passed in was never called. Call it after the last microbatch."
 
 
 def zeroed_before_step(e: Evidence, wrong: Wrong) -> str | None:
@@ -63,8 +63,8 @@ def zeroed_before_step(e: Evidence, wrong: Wrong) -> str | None:
     if found is None or not all(bool((got.isnan() | (got == 0)).all()) for got in found.got):
         return None
     return (
-        "When the optimizer steps, the gradients have just been taken away. Call optimizer.zero_grad() before the "
-        "first microbatch, or after the step."
+        "When the optimizer steps, there are no gradients: backward was not called, or zero_grad() came after it. Call "
+        "optimizer.zero_grad() before the first microbatch, or after the step."
     )
 
 
@@ -98,6 +98,17 @@ def zeroes_each_microbatch() -> None: ...
 def zeroes_each_microbatch_of_means() -> None: ...
 
 
+_by_bare_module = _formula(
+    "Each rank has the sum of its own gradients: model.module was called, and knows nothing of other ranks. Call "
+    "model, the DDP around it, whose forward and backward average the gradients.",
+    lambda p, rank: sum(p.sums[rank]) * p.world / p.count,
+)(lambda: None)
+
+
+def calls_module(e: Evidence, wrong: Wrong) -> str | None:
+    return None if e.answers[wrong.case][0].facts["forwards"] else _by_bare_module(e, wrong)
+
+
 @_formula(
     "Each rank has the sum of its own gradients: nothing was averaged. The last backward must not be in no_sync() "
     "(nor its forward), since it carries the sum of all microbatches.",
@@ -112,6 +123,22 @@ def never_synchronises() -> None: ...
     lambda p, rank: (p.total(lambda r, k: k == 0) + p.world * sum(p.sums[rank][1:])) / p.count,
 )
 def synchronises_the_first() -> None: ...
+
+
+@_formula(
+    "The last microbatch stayed on its rank, and each one before it was averaged. It is the other way round: no_sync() "
+    "for all but the last, whose all-reduce carries what was gathered.",
+    lambda p, rank: (p.total(lambda r, k: k < len(p.counts[0]) - 1) + p.world * p.sums[rank][-1]) / p.count,
+)
+def synchronises_all_but_the_last() -> None: ...
+
+
+@_formula(
+    "The gradient is too small by the number of microbatches. Their losses are sums, and their samples have been "
+    "counted: do not divide by the number of microbatches, too.",
+    lambda p, rank: p.right / len(p.counts[0]),
+)
+def divides_by_microbatches() -> None: ...
 
 
 @_formula(
@@ -210,9 +237,10 @@ def never_zeroes(e: Evidence, wrong: Wrong) -> str | None:
 
 OF_STEPS = (steps_each_time, no_step, zeroed_before_step)
 OF_VALUES = (
-    never_synchronises, synchronises_the_first, zeroes_each_microbatch, zeroes_each_microbatch_of_means, mean_of_means,
-    sum_of_means, divides_by_local_count, forgets_world_size, sums_over_ranks, local_count_times_world, not_divided,
-    count_of_each_microbatch, mean_of_each_microbatch, takes_equal_sizes, never_zeroes,
+    calls_module, never_synchronises, synchronises_the_first, synchronises_all_but_the_last, zeroes_each_microbatch,
+    zeroes_each_microbatch_of_means, mean_of_means, sum_of_means, divides_by_local_count, forgets_world_size,
+    sums_over_ranks, local_count_times_world, not_divided, count_of_each_microbatch, mean_of_each_microbatch,
+    divides_by_microbatches, takes_equal_sizes, never_zeroes,
 )  # fmt: skip
 
 
@@ -235,6 +263,22 @@ def no_no_sync(e: Evidence, wrong: Wrong) -> str | None:
     )
 
 
+def sends_another_way(e: Evidence, wrong: Wrong) -> str | None:
+    return wrong.detail or None
+
+
+def synchronises_too_often(e: Evidence, wrong: Wrong) -> str | None:
+    facts, case = e.answers[wrong.case][0].facts, e.cases[wrong.case]
+    updates = case.options["sizes"][0]
+    micro = sum(len(of_update) - 1 for of_update in updates)
+    if not 0 < facts["inside"] < micro:
+        return None
+    return (
+        f"In {len(updates)} updates {facts['inside']} forwards were in no_sync(), and {micro} belong there: those of "
+        "all microbatches but the last."
+    )
+
+
 def averages_again(e: Evidence, wrong: Wrong) -> str | None:
     facts, case = e.answers[wrong.case][0].facts, e.cases[wrong.case]
     micro = sum(len(of_update) - 1 for of_update in case.options["sizes"][0])
@@ -246,7 +290,9 @@ def averages_again(e: Evidence, wrong: Wrong) -> str | None:
     )
 
 
-OF_TRAFFIC = (no_sync_around_backward_only, no_no_sync, averages_again)
+OF_TRAFFIC = (
+    sends_another_way, no_sync_around_backward_only, no_no_sync, synchronises_too_often, averages_again,
+)  # fmt: skip
 
 
 def skips_empty_microbatch(e: Evidence, wrong: Wrong) -> str | None:

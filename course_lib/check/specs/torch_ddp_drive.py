@@ -36,9 +36,9 @@ def cut(samples: torch.Tensor, sizes: list[list[int]]) -> list[list[tuple[torch.
 
 
 class Watched(DistributedDataParallel):
-    """Counts how often `no_sync` was entered, and the forwards in it."""
+    """Counts the forwards, how often `no_sync` was entered, and the forwards in it."""
 
-    entered = forwards_inside = 0
+    entered = forwards = forwards_inside = 0
 
     def no_sync(self):
         """As torch's, but counted."""
@@ -47,6 +47,7 @@ class Watched(DistributedDataParallel):
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As torch's, but counted."""
+        self.forwards += 1
         self.forwards_inside += not self.require_backward_grad_sync
         return super().forward(*args, **kwargs)
 
@@ -58,6 +59,7 @@ def drive_accumulate(accumulate, samples: torch.Tensor, *, sizes: list[list[list
     optimizer, tensors = sgd(model), {}
     (model(torch.zeros(1, FEATURES, dtype=torch.float64)).sum() * 0).backward()  # from now on DDP's buckets are final
     model.zero_grad()
+    model.forwards = 0
     steps: list[int] = []
     flat = lambda found: torch.cat([t.detach().flatten() for t in found])  # noqa: E731
 
@@ -72,7 +74,8 @@ def drive_accumulate(accumulate, samples: torch.Tensor, *, sizes: list[list[list
         steps.append(0)
         accumulate(model, optimizer, microbatches)
         tensors[f"weights {number}"] = flat(model.parameters())
-    return {"steps": steps, "entered": model.entered, "inside": model.forwards_inside}, tensors
+    facts = {"entered": model.entered, "forwards": model.forwards, "inside": model.forwards_inside}
+    return {"steps": steps, **facts}, tensors
 
 
 class Linear(nn.Module):

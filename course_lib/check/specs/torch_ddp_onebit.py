@@ -31,7 +31,8 @@ def cases(rng: random.Random) -> list[GroupCase]:
     return [
         # Gradients arrive in the order 1, 3, 0, 2. A bucket is closed when it holds at least so many bytes.
         _case("two", 3, [a, a, b, b], "2 buckets", generator, settled=True, bucket_bytes=8 * (a + 1)),
-        _case("one", 3, odd, "1 bucket, the hook registered before the first backward", generator),
+        # Here they arrive as 0, 3, 1, 2, and DDP begins with 0, 1, 2, 3: a key must be more than the first parameter.
+        _case("one", 3, odd, "1 bucket, the hook registered before the first backward", generator, order=[2, 1, 3, 0]),
         _case("odd", 2, odd, "buckets of odd length", generator, bucket_bytes=8 * 12),
     ]
 

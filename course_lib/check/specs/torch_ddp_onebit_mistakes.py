@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from course_lib.check.findings import errors
 from course_lib.check.group import Evidence, Wrong
-from course_lib.check.specs.torch_ddp_onebit_oracle import close, found, simulate, variants
+from course_lib.check.specs.torch_ddp_onebit_oracle import close, exact, found, simulate, variants
 
 Says = Callable[[Evidence, Wrong], str | None]
 
@@ -18,7 +18,14 @@ def _rule(name: str, text: str, **changed: str) -> Says:
     return says
 
 
+def not_compressed(e: Evidence, wrong: Wrong) -> str | None:
+    if not close(found(e, wrong.case), exact(e, wrong.case)):
+        return None
+    return "These are the exact averages of the gradients. What is asked for is the average of one bit an element."
+
+
 OF_VALUES = (
+    not_compressed,
     _rule(
         "no_feedback",
         "What one bit loses is forgotten. Keep wanted - sent in `state`, and add it to the next gradient of the same "
@@ -34,8 +41,8 @@ OF_VALUES = (
     ),
     _rule(
         "residual_overwritten",
-        "`state` keeps one residual for all buckets, so each bucket gets what another one left over. Keep one for each "
-        "bucket.",
+        "Several buckets share one residual in `state`, so each bucket gets what another one left over. Keep one for "
+        "each: tuple(bucket.parameters()) is a key that no two of them share.",
         residual="single",
     ),
     _rule(
@@ -43,6 +50,19 @@ OF_VALUES = (
         "All of gradient + residual is kept, also what was sent, so it is sent again and again. Keep the difference: "
         "wanted - sent.",
         keep="wanted",
+    ),
+    _rule("keeps_sent", "What was sent is kept. Keep what was not: wanted - sent.", keep="sent"),
+    _rule(
+        "wrong_sign",
+        "What is kept has the wrong sign, so errors grow instead of being made good: wanted - sent.",
+        keep="negative",
+    ),
+    _rule(
+        "keeps_the_buffer",
+        "`state` holds the bucket's buffer itself, into which DDP writes the next gradient, so that is added to "
+        "itself. `wanted = bucket.buffer()` is only another name for it: make a new tensor, bucket.buffer() + what was "
+        "left.",
+        residual="alias",
     ),
     _rule(
         "forgets_old_residual",
@@ -64,6 +84,9 @@ OF_VALUES = (
     ),
     _rule(
         "scale_is_max", "The scale is the largest absolute value. Take the mean of the absolute values.", scale="max"
+    ),
+    _rule(
+        "scale_is_rms", "The scale is the root of the mean square. Take the mean of the absolute values.", scale="rms"
     ),
     _rule("scale_is_norm", "The scale is the norm. Take the mean of the absolute values.", scale="norm"),
     _rule(
@@ -126,6 +149,16 @@ def returns_no_future(e: Evidence, wrong: Wrong) -> str | None:
     )
 
 
+def future_of_no_tensor(e: Evidence, wrong: Wrong) -> str | None:
+    texts = ("Unable to cast", "Expected a proper Tensor")
+    if not any(text in answer.error_text for _, answer in errors(e) for text in texts):
+        return None
+    return (
+        "The Future that was returned holds something else than one flat tensor. What it holds is what `decode` "
+        "returns: let that be the bucket's averaged gradients, in bucket.buffer() or in a tensor like it."
+    )
+
+
 OF_BITS = (different_order,)
 OF_TRAFFIC = (sends_floats, byte_for_each_sign)
-OF_ERRORS = (returns_no_future,)
+OF_ERRORS = (returns_no_future, future_of_no_tensor)

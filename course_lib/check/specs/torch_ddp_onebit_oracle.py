@@ -12,9 +12,12 @@ class Rule:
     """One way to write the hook.
 
     residual  where what was not sent is kept: "parameters" (dropped when a bucket's parameters change), "elements"
-              (it follows its elements), "index" of the bucket, "single" (one for all), "none"
-    keep      what is kept: "unsent", "wanted", "gradient" (without what was left before), "average" (of all ranks)
-    scale     "mean" of absolute values, their "max", the "norm", or the mean of the "gradient"
+              (it follows its elements), "index" of the bucket, "single" (one for all), "none", "alias" (not a copy of
+              the bucket's buffer but the buffer, which holds the new gradient by the next step)
+    keep      what is kept: "unsent", "wanted", "gradient" (without what was left before), "average" (of all ranks),
+              "negative" (sent - wanted), "sent"
+    scale     "mean" of absolute values, their "max", the "norm", their root mean square "rms", or the mean of the
+              "gradient"
     combine   "mean", "sum", "twice" divided, majority "vote", "own" scale for the signs of all, "local" (no exchange)
     """
 
@@ -70,6 +73,8 @@ def _bucket(
             "wanted": wanted[rank],
             "gradient": gradients[rank] - sent[rank],
             "average": wanted[rank] - averaged[rank],
+            "negative": sent[rank] - wanted[rank],
+            "sent": sent[rank],
         }[rule.keep]
         if rule.residual == "elements":
             memory.setdefault("by element", {}).update(zip(places.tolist(), memory[key].tolist(), strict=True))
@@ -82,6 +87,8 @@ def _left(rule: Rule, memory: dict, key: object, places: torch.Tensor, like: tor
         old = memory.get("by element", {})
         return torch.tensor([old.get(place, 0.0) for place in places.tolist()], dtype=torch.float64)
     old = memory.get(key)
+    if rule.residual == "alias" and old is not None:
+        return like
     return torch.zeros_like(like) if rule.residual == "none" or old is None or old.shape != like.shape else old
 
 
@@ -90,6 +97,7 @@ def _scale(rule: Rule, wanted: torch.Tensor, gradient: torch.Tensor) -> torch.Te
         "mean": wanted.abs().mean(),
         "max": wanted.abs().max(),
         "norm": wanted.norm(),
+        "rms": wanted.square().mean().sqrt(),
         "gradient": gradient.abs().mean(),
     }[rule.scale]
 
@@ -106,6 +114,12 @@ def _combine(
         votes = sum(signs)
         return [torch.where(votes >= 0, 1.0, -1.0).double() * sum(scales) / world] * world
     return [sum(sent) / world ** {"mean": 1, "sum": 0, "twice": 2}[rule.combine]] * world
+
+
+def exact(e: Evidence, number: int) -> torch.Tensor:
+    """The plain averages of the gradients, for all ranks: what DDP gives without a hook."""
+    inputs = e.cases[number].inputs
+    return (sum(inputs) / len(inputs)).expand(len(inputs), -1, -1)
 
 
 def variants(**changed: str) -> list[Rule]:
