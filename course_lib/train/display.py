@@ -31,8 +31,10 @@ class Progress:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         picture = ""
+        if self.run and self.run.plan:
+            picture += f"<details><summary>the plan</summary><pre>{html.escape(self.run.plan)}</pre></details>"
         if self.run and self.run.losses:
-            picture = "<br>" + curve_image(self.run.steps, self.run.losses, self.run.facts["steps"])
+            picture += "<br>" * (not picture) + curve_image(self.run.steps, self.run.losses, self.run.facts["steps"])
         return {"text/plain": self.text(), "text/html": f"<div>{html.escape(self.text())}{picture}</div>"}
 
 

@@ -25,7 +25,7 @@ from course_lib.train.writer import Writer
 class Journal:
     """The writer of a run folder; on all other ranks every method does nothing."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, plan: str) -> None:
         self.job, self.active = job, job.env.first
         self.last: dict[str, Any] = {"step": job.start}
         self.printed = 0.0
@@ -36,7 +36,8 @@ class Journal:
                 self.writer = Writer(job.config.run.save_in_background)
                 self.file = MetricsFile(job.folder / "metrics.jsonl", job.start)
                 self.board = Board(job.config.measure.tensorboard, job.folder, job.start)
-                self.file.write("start", job.start, ranks=job.env.world_size, data=job.data.name, note=job.data.note)
+                about = {"ranks": job.env.world_size, "data": job.data.name, "note": job.data.note, "plan": plan}
+                self.file.write("start", job.start, **about)
                 self._status("running")
 
     @property

@@ -40,8 +40,8 @@ def main(words: list[str] | None = None) -> int:
             job = prepare(config, env)
             # Signals outermost: the launcher's SIGTERM to the survivors must not cut off the note of a failure.
             with listening(config.run.max_minutes) as request, failure_noted(job.folder, env.rank):
-                env.say(plan(job))
-                journal = Journal(job)
+                env.say(words_of_plan := plan(job))
+                journal = Journal(job, words_of_plan)
                 status, why = train(job, journal, request)
                 env.say(goodbye(job, status, why))
     except Help as text:

@@ -73,6 +73,12 @@ class TrainRun:
         return speeds[len(speeds) // 2] if speeds else None
 
     @property
+    def plan(self) -> str:
+        """What the loop has printed before its first step, one line for each derived number; empty before that."""
+        starts = self.rows("start")
+        return starts[-1].get("plan", "") if starts else ""
+
+    @property
     def note(self) -> str:
         """What every picture of this run must say (synthetic data, a fallback); usually empty."""
         return self.facts.get("data", {}).get("note", "")

@@ -359,7 +359,8 @@ for group in decay_groups(model.parameters(), weight_decay=1e-4, everything=Fals
 # %% [markdown]
 # ## All of it in the loop
 #
-# The course's loop has each of these as an option, and prints the numbers that follow from them before it starts.
+# The course's loop has each of these as an option, and says before its first step what follows from them ("the plan",
+# below the bar).
 # **Predict** the peak of the rate: 0.05 for 32 samples, and a global batch of 128.
 
 # %%

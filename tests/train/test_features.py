@@ -126,7 +126,7 @@ def train(words: str, folder: str, env: Environment, overflow_at: int | None = N
     spy = Spy(job)
     if overflow_at:
         burst_at(job, overflow_at)
-    fit(job, Journal(job), StopRequest())
+    fit(job, Journal(job, ""), StopRequest())
     averaged = flat(job.average.module.parameters()) if job.average.module else None
     return {"steps": spy.steps, "average": averaged, "kept": numbers(job.optimizer)}
 

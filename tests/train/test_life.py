@@ -1,5 +1,6 @@
 """A run's life: started, stopped, continued, refused, failed. See test_survival.py for kill -9."""
 
+import html
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from course_lib.train import checkpoint
+from course_lib.train.display import Progress
 from course_lib.train.record import TrainRun
 from course_lib.train.status import is_consequence
 
@@ -102,6 +104,9 @@ def test_the_plan_is_printed_before_the_first_step(finished):
     assert f"{38282 * 4 / 2**20:.2f} MiB" in plan
     assert "backend gloo" in plan or "backend nccl" in plan
     assert str(finished[0]) in plan
+    run = TrainRun.read(finished[0])
+    assert len(run.plan.splitlines()) > 8 and run.plan in plan
+    assert html.escape(run.plan) in Progress(run, 1.0)._repr_mimebundle_()["text/html"]  # a notebook shows it, too
     assert finished[1].output(1) == ""  # only rank 0 speaks
 
 
