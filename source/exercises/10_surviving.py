@@ -171,6 +171,7 @@ def train(model, optimizer, batch, checkpoints, last, every):
 
 # %% tags=["show"]
 def launch(folder, killed_at):
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 2))
     model, losses = DistributedDataParallel(model), {}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -193,7 +194,6 @@ def launch(folder, killed_at):
 
 
 with tempfile.TemporaryDirectory() as calm, tempfile.TemporaryDirectory() as hurt:
-    torch.manual_seed(0)
     straight = run(launch, ranks=3, args=(calm, None)).results[0]
     before, after = (run(launch, ranks=3, args=(hurt, at)).results[0] for at in (25, None))
 print("killed in step 25, went on with step", min(after))
