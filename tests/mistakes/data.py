@@ -134,6 +134,10 @@ def _destroys(seed, epoch, samples, rank, world_size):
     return _order(seed, epoch, samples)[rank::world_size]
 
 
+def _rotated(samples, by):
+    return [(k + by) % samples for k in range(samples)]
+
+
 WRONG_SHARD = {
     "stub": _stub,
     "destroys_group": _destroys,
@@ -150,6 +154,11 @@ WRONG_SHARD = {
     "same_shard": _same_shard,
     "blocks": _blocks,
     "shuffled_after_the_deal": _shuffles_again,
+    "sorted_hands": lambda seed, epoch, samples, rank, size: set(_order(seed, epoch, samples)[rank::size]),
+    "wrong_hands": lambda seed, epoch, samples, rank, size: _order(seed, epoch, samples)[size - 1 - rank :: size],
+    "asks_the_group": lambda seed, epoch, samples, *_: _order(seed, epoch, samples)[
+        dist.get_rank() :: dist.get_world_size()
+    ],
     "depends_on_world_size": _world_in_seed,
     "not_shuffled": lambda seed, epoch, samples, rank, world_size: range(rank, samples, world_size),
     "ignores_epoch": lambda seed, epoch, samples, rank, world_size: _order(seed, 0, samples)[rank::world_size],
@@ -158,6 +167,14 @@ WRONG_SHARD = {
     "changes_global_generator": _global_torch,
 }
 AGAIN_SHARD = [  # the same mistakes in other words
+    ("sorted_hands", lambda seed, epoch, samples, rank, size: sorted(_order(seed, epoch, samples)[rank::size])),
+    ("seed_plus_epoch", lambda seed, epoch, samples, rank, size: _order(seed ^ epoch, 0, samples)[rank::size]),
+    ("seed_plus_epoch", lambda seed, epoch, samples, rank, size: _order(seed * epoch, 0, samples)[rank::size]),
+    ("not_shuffled", lambda seed, epoch, samples, rank, size: _rotated(samples, 7 * epoch + seed)[rank::size]),
+    (
+        "shuffled_after_the_deal",
+        lambda seed, epoch, samples, rank, size: _order(seed, epoch, samples)[rank::size][::-1],
+    ),
     ("hash_of_text", _hash_of_tuple),
     ("pads", _pads_in_blocks),
     ("drops_tail", _drops_in_blocks),
@@ -166,9 +183,9 @@ AGAIN_SHARD = [  # the same mistakes in other words
     ("changes_global_generator", _global_random),
 ]
 UNNAMED_SHARD = {  # with a text that the verdict holds
-    "seed times epoch": (
-        lambda seed, epoch, samples, rank, world_size: _order(seed * epoch, 0, samples)[rank::world_size],
-        "epoch=0, samples=",
+    "a mask": (
+        lambda seed, epoch, samples, rank, size: np.array(_order(seed, epoch, samples)) % size == rank,
+        "of True and False",
     ),
     "counts from 1": (
         lambda seed, epoch, samples, rank, world_size: [i + 1 for i in _order(seed, epoch, samples)[rank::world_size]],
@@ -402,8 +419,38 @@ def _all_on_rank_0(images, labels, batch_size):
     return _batches(images, labels, batch_size, 0, 1) if dist.get_rank() == 0 else []
 
 
+def _buffers_of_the_last(model, images, labels, batch_size):
+    for buffer in model.module.buffers():
+        dist.broadcast(buffer, dist.get_world_size() - 1)
+    return _evaluate(sync=False)(model, images, labels, batch_size)
+
+
+def _layer_by_layer(model):
+    def net(x):
+        for layer in model.module:
+            x = layer(x)
+        return x
+
+    return net
+
+
+def _per_cent(*arguments):
+    accuracy, loss = _evaluate()(*arguments)
+    return 100 * accuracy, loss
+
+
+def _weighs_means(counted):
+    """A mean, and back to the sum: NaN where a rank has nothing."""
+    counted[::2] = counted[::2] / counted[1] * counted[1]
+    dist.all_reduce(counted)
+    return _own(counted)
+
+
 WRONG_EVALUATE = {
     "stub": _stub,
+    "buffers_of_another": _buffers_of_the_last,
+    "never_calls_module": _evaluate(net=_layer_by_layer),
+    "percent": _per_cent,
     "destroys_group": _evaluate(end=_destroyed),
     "wrapper_called": _evaluate(sync=False, net=lambda model: model),
     "unequal_gather": _gathers,
@@ -413,7 +460,7 @@ WRONG_EVALUATE = {
     "pads_counted": _evaluate(batches=_padded),
     "drops_tail": _evaluate(batches=_dropped),
     "buffers_differ": _evaluate(sync=False),
-    "empty_share": _evaluate(end=_divides_first),
+    "empty_share": _evaluate(end=_weighs_means),
     "never_summed": _evaluate(end=_own),
     "only_rank_0": _evaluate(end=_reduce_to_0),
     "own_count": _evaluate(end=_divides_by_own),
@@ -434,6 +481,8 @@ UNNAMED_EVALUATE = {  # with a text that the verdict holds
     "accuracy only": (_evaluate(end=_accuracy_only), "rank 0 returned a value of type float; needed is"),
 }
 AGAIN_EVALUATE = [
+    ("mean_of_ranks", _evaluate(end=_divides_first)),
+    ("never_summed", _evaluate(end=lambda counted: (counted[0] / counted[1], counted[2] / counted[1]))),
     ("wrapper_called", _evaluate(net=lambda model: model)),
     ("drops_tail", _evaluate(batches=_full_batches_only)),
     ("everyone_everything", _evaluate(batches=lambda x, y, n: _batches(x, y, n, 0, 1), end=_own)),

@@ -94,6 +94,15 @@ def pads_counted(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
+def never_calls_module(e: Evidence, wrong: Wrong) -> str | None:
+    if _seen(e, wrong.case) or not e.complete(wrong.case):
+        return None
+    return (
+        "No sample went through model.module: call it as a function, scores = model.module(x). (Its hooks, by which a "
+        "pass is seen here and by others elsewhere, run only then, not when its layers are called one by one.)"
+    )
+
+
 def drops_tail(e: Evidence, wrong: Wrong) -> str | None:
     seen, samples = _seen(e, wrong.case), len(e.cases[wrong.case].inputs[0])
     if len(seen) == len(set(seen)) < samples:
@@ -158,7 +167,8 @@ def mean_of_batches(e: Evidence, wrong: Wrong) -> str | None:
         return None
     flat = tuple(sum(column) / len(every) for column in zip(*every, strict=True))
     ranks = [tuple(sum(column) / len(found) for column in zip(*found, strict=True)) for found in means]
-    if _any_near(e, wrong, [flat, tuple(sum(column) / WORLD for column in zip(*ranks, strict=True)), *ranks]):
+    summed = (0.0, sum(loss for _, loss in every) / len(e.cases[0].inputs[0]))
+    if _any_near(e, wrong, [summed, flat, tuple(sum(column) / WORLD for column in zip(*ranks, strict=True)), *ranks]):
         return (
             "This is a mean of the batches' means, and the last batch is smaller, so its samples count for more. Take "
             'sums: cross_entropy(..., reduction="sum"), the number of right answers, the number of samples.'
@@ -214,7 +224,24 @@ def own_count(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
+def buffers_of_another(e: Evidence, wrong: Wrong) -> str | None:
+    got = _got(e, wrong.case)
+    for rank in range(1, WORLD):
+        if got and all(_near(given, _oracle(e, wrong.case, rank).mean()) for given in got):
+            return f"All ranks evaluate with the buffers of rank {rank}: broadcast with src=0."
+    return None
+
+
+def percent(e: Evidence, wrong: Wrong) -> str | None:
+    want = e.cases[wrong.case].expected[0].tolist()
+    if any(given and _near(given, (100 * want[0], want[1])) for given in _got(e, wrong.case)):
+        return "The accuracy is in per cent. Return a share of 1: right answers / samples."
+    return None
+
+
 def empty_share(e: Evidence, wrong: Wrong) -> str | None:
+    if wrong.kind == "values" and wrong.case != 2:
+        return None  # something is wrong where all ranks have samples
     divided = any(answer.error == "ZeroDivisionError" for _, answer in errors(e))
     absent = wrong.kind == "raised" and not e.complete(2) and e.complete(0) and e.complete(1)
     if divided or absent or any(math.isnan(n) for given in _got(e, 2) for n in given or ()):
@@ -225,8 +252,13 @@ def empty_share(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
+def _hangs(wrong: Wrong) -> bool:
+    """A deadlock; or one that a busy machine's clock has ended first."""
+    return wrong.kind == "hangs" or ("not finished after" in wrong.text and " differs: " in wrong.text)
+
+
 def leaves_early(e: Evidence, wrong: Wrong) -> str | None:
-    if wrong.kind == "hangs" and e.complete(0) and e.complete(1):
+    if _hangs(wrong) and e.complete(0) and e.complete(1):
         return (
             "It hangs when one rank has no samples: that rank leaves out a collective, and the others wait for it. "
             "Every rank must make the same calls, whatever its share."
@@ -235,7 +267,7 @@ def leaves_early(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def one_rank_calls(e: Evidence, wrong: Wrong) -> str | None:
-    if wrong.kind != "hangs":
+    if not _hangs(wrong):
         return None
     return (
         "The ranks do not make the same collective calls. No collective may stand in a branch that only some ranks "
@@ -290,13 +322,15 @@ MISTAKES = (
     *known(wrapper_called, kinds=("values", "hangs", "ended", "traffic")),
     *known(unequal_gather, kinds=KINDS),
     *known(not_in_eval_mode, kinds=("values", "raised", "traffic")),
-    *known(returns_nothing, everyone_everything, pads_counted, drops_tail, kinds=("values", "traffic")),
+    *known(
+        returns_nothing, everyone_everything, never_calls_module, pads_counted, drops_tail, kinds=("values", "traffic")
+    ),
     *known(swapped, kinds=("values",)),
-    *known(buffers_differ, kinds=("values",)),
+    *known(buffers_differ, buffers_of_another, percent, kinds=("values",)),
     *known(empty_share, kinds=("values", "raised")),
     *known(never_summed, only_rank_0, own_count, not_divided, mean_of_ranks, mean_of_batches, kinds=("values",)),
     *known(float32_sums, kinds=("values",)),
-    *known(leaves_early, one_rank_calls, kinds=("hangs",)),
+    *known(leaves_early, one_rank_calls, kinds=("hangs", "ended")),
     *known(whole_share_at_once, graph_kept, one_rank_works, kinds=("traffic",)),
     *known(mode_not_restored, kinds=("input",)),
 )

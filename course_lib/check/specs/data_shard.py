@@ -1,10 +1,11 @@
 """Exercise 08, first part: which samples a rank gets in an epoch. The calls are spread over three real processes."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ def cases(rng: random.Random) -> list[GroupCase]:
     calls = [Call(seed, epoch, many, world) for world in (1, 3, 2, 4, 7)]
     calls += [Call(seed, epoch + 1, many, world) for world in (1, 3)]
     calls += [Call(seed + 1, epoch, many, 1), Call(seed, 0, many, 1), Call(seed + 1, 0, many, 1)]
+    calls += [Call(0, 1, many, 1), Call(1, 0, many, 1)]
     few = ((1, 1), (5, 5), (6, 3), (2, 3), (0, 2), (rng.randint(5, 7), 4))
     calls += [Call(seed, epoch, samples, world) for samples, world in few]
     nothing = (torch.empty(0),) * PROCESSES
@@ -112,6 +114,9 @@ def indices(given: object) -> list[int] | str:
     if not isinstance(listed, Iterable) or isinstance(listed, str | dict):
         return type(given).__name__
     try:
+        listed = list(listed)
+        if any(isinstance(index, bool | np.bool_) for index in listed):
+            return f"{type(given).__name__}, of True and False"
         return [int(index) for index in listed]
     except (TypeError, ValueError):
         return f"{type(given).__name__}, and not of whole numbers"
@@ -208,6 +213,10 @@ def ordered(e: Evidence) -> Wrong | None:
             return Wrong("order", text, 0)
     if alone == sorted(alone):
         return Wrong("sorted", f"{main}: the samples are in the order in which they lie there: 0, 1, 2, ...", 0)
+    step, often = Counter((b - a) % len(alone) for a, b in pairwise(alone)).most_common(1)[0]
+    if often > len(alone) // 2:
+        text = f"{main}: {often} of {len(alone)} samples follow the one {step} places before them"
+        return Wrong("sorted", f"{text}: {str(alone[:5])[:-1]}, ...", 0)
     for one, other in combinations(seen.of(samples=main.samples, world_size=1), 2):
         if seen.order(one) == seen.order(other):
             return Wrong("fresh", f"{seen.calls[one]} and {seen.calls[other]} give the same order.", 0)

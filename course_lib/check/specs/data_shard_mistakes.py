@@ -1,6 +1,6 @@
 """What people get wrong in `shard`, recognised by the indices that came back."""
 
-from itertools import chain
+from itertools import chain, pairwise
 
 from course_lib.check.group import KINDS, Evidence, GroupSpec, Wrong
 from course_lib.check.known import destroys_group, known
@@ -27,6 +27,17 @@ def hash_of_text(e: Evidence, wrong: Wrong) -> str | None:
         return (
             "Python salts hash() of a text anew in each process that is started, so each rank gets another order, "
             "without an error. Give the numbers themselves to a generator: np.random.default_rng([seed, epoch])."
+        )
+    return None
+
+
+def asks_the_group(e: Evidence, wrong: Wrong) -> str | None:
+    """For rank 0 of 1 each process has given the part that it would have in the group that it is in."""
+    firsts = [facts["first"] for facts in Seen(e).facts]
+    if _disagree(e) and sorted(chain(*firsts)) == list(range(_samples(e, 0))):
+        return (
+            "Each process cuts out its own part, whatever it is asked for: take rank and world_size from the "
+            "arguments, and not from dist.get_rank() and dist.get_world_size()."
         )
     return None
 
@@ -135,12 +146,31 @@ def blocks(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
+def sorted_hands(e: Evidence, wrong: Wrong) -> str | None:
+    seen = Seen(e)
+    rises = [a < b for number in range(5) for share in seen.shares(number) for a, b in pairwise(share)]
+    if sum(rises) > 0.8 * len(rises):  # of a shuffle half; of a set of small numbers nearly all
+        return (
+            "Each rank gives its samples back in rising order, or in that of a set: sorted() or set() has undone the "
+            "shuffle. Leave them as they were dealt."
+        )
+    return None
+
+
 def shuffled_after_the_deal(e: Evidence, wrong: Wrong) -> str | None:
     seen, alone = Seen(e), Seen(e).order(0)
     worlds = [(number, seen.calls[number].world_size) for number in range(1, 5)]
-    right = all(set(share) == set(alone[r::n]) for k, n in worlds for r, share in enumerate(seen.shares(k)))
-    if right:
-        return "The deal is right, but each rank then shuffles its own hand again: leave it as it was dealt."
+    for order in (alone, alone[::-1]):  # who turns hands round does so for one rank, too
+        if all(set(share) == set(order[r::n]) for k, n in worlds for r, share in enumerate(seen.shares(k))):
+            return "The deal is right, but each rank then changes the order of its own hand: leave it as it was dealt."
+    return None
+
+
+def wrong_hands(e: Evidence, wrong: Wrong) -> str | None:
+    seen, alone = Seen(e), Seen(e).order(0)
+    worlds = [(number, seen.calls[number].world_size) for number in range(1, 5)]
+    if all(sorted(seen.shares(k)) == sorted(alone[r::n] for r in range(n)) for k, n in worlds):
+        return "The hands are right, but ranks have those of others: rank r takes order[r::world_size]."
     return None
 
 
@@ -155,9 +185,10 @@ def depends_on_world_size(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def not_shuffled(e: Evidence, wrong: Wrong) -> str | None:
-    if Seen(e).order(0) == sorted(Seen(e).order(0)):
-        return "Nothing is shuffled: a network that sees sorted classes forgets one while it learns the next."
-    return None
+    return (
+        "Nothing is shuffled: a network that sees sorted classes forgets one while it learns the next. Take a "
+        "permutation from a generator that is seeded with seed and epoch."
+    )
 
 
 def ignores_epoch(e: Evidence, wrong: Wrong) -> str | None:
@@ -176,11 +207,12 @@ def ignores_seed(e: Evidence, wrong: Wrong) -> str | None:
 
 def seed_plus_epoch(e: Evidence, wrong: Wrong) -> str | None:
     seen = Seen(e)
-    if seen.order(5) == seen.order(7):
+    zero_one, one_zero = (next(seen.of(seed=seed, epoch=1 - seed)) for seed in (0, 1))
+    if seen.order(5) == seen.order(7) or seen.order(zero_one) == seen.order(one_zero):
         return (
-            "The two numbers are added, so seed 1 in epoch 0 is seed 0 in epoch 1, and runs with neighbouring seeds "
-            "are one run, shifted. (torch's DistributedSampler adds them.) np.random.default_rng([seed, epoch]) "
-            "keeps them apart."
+            "The two numbers are made into one, by an addition perhaps, so seed 1 in epoch 0 is seed 0 in epoch 1. "
+            "(torch's DistributedSampler adds them: runs with neighbouring seeds are then one run, shifted.) "
+            "np.random.default_rng([seed, epoch]) keeps them apart."
         )
     return None
 
@@ -198,9 +230,11 @@ MISTAKES = (
     *known(destroys_group, kinds=("destroyed",)),
     *known(asks_others, kinds=KINDS),
     *known(returns_nothing, kinds=("form",)),
-    *known(hash_of_text, unseeded, carries_state, kinds=("agree",)),
+    *known(hash_of_text, asks_the_group, unseeded, carries_state, kinds=("agree",)),
     *known(with_replacement, everyone_everything, pads, drops_tail, seed_with_rank, kinds=("split",)),
-    *known(same_shard, blocks, shuffled_after_the_deal, depends_on_world_size, kinds=("order",)),
+    *known(
+        sorted_hands, same_shard, blocks, shuffled_after_the_deal, wrong_hands, depends_on_world_size, kinds=("order",)
+    ),
     *known(not_shuffled, kinds=("sorted",)),
     *known(ignores_epoch, ignores_seed, seed_plus_epoch, kinds=("fresh",)),
     *known(changes_global_generator, kinds=("input",)),
