@@ -226,10 +226,10 @@ show.survived(calm, hurt)
 # %% [markdown]
 # The orange line lies on the blue one, and the difference below is zero: not small, zero. What happened? The killed
 # rank could say nothing. The others were in an all-reduce with it and got "connection closed by peer". torchrun saw a
-# child die, ended the others, and started **all** ranks again. (You can read that each process is "the
-# smallest unit that is restarted". It is not: one dies, all are restarted.) Each rank ran the program from its first line; the *program*
-# found its newest checkpoint. `--max-restarts` alone restarts a script without checkpoints at step 1. And the loss rows
-# after the checkpoint, written by the run that was killed, were cut off, so nothing is there twice.
+# child die, ended the others, and started **all** ranks again. (You can read that each process is "the smallest unit
+# that is restarted". It is not: one dies, all are restarted.) Each rank ran the program from its first line; the
+# *program* found its newest checkpoint. `--max-restarts` alone restarts a script without checkpoints at step 1. And the
+# loss rows after the checkpoint, written by the run that was killed, were cut off, so nothing is there twice.
 #
 # The weights, too:
 
