@@ -57,7 +57,11 @@ def _failure(spec: Spec, case: Case, answer: Answer, wrong: str) -> CheckFailed:
 def _judge_group(spec: GroupSpec, fn: Callable, rng: random.Random) -> Verdict:
     evidence = Evidence(spec.cases(rng))
     collect(fn, evidence, range(len(evidence.cases)), spec.seconds)
-    wrong = spec.compare(evidence)
+    try:
+        wrong = spec.compare(evidence)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as problem:  # what ranks say is not trusted
+        text = f"The ranks came back without what the check needs to see ({problem!r}): was its own code changed there?"
+        raise CheckFailed(text) from problem
     if wrong is None:
         return Verdict(spec.name, spec.points, spec.praise(evidence), _pictured(spec, evidence))
     if any(a.error == "NotImplementedError" for given in evidence.answers.values() for a in given if a):

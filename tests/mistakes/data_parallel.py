@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib.collectives import Communicator
+from course_lib.parallel.naive import NaiveDDP as CoursesDDP
 
 
 class Right(nn.Module):
@@ -449,7 +450,21 @@ WRONG = {
     "broadcasts_each_step": BroadcastsEachStep,
     "sends_frozen": SendsFrozen,
 }
+
+
+class HiddenCourseDDP(Right):
+    """Where the modules of the wrapper do not show it."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        self.box = [CoursesDDP(module, unused="zero")]
+
+    def synchronize(self):
+        self.box[0].synchronize()
+
+
 AGAIN = [
+    ("ready_made", HiddenCourseDDP),
     ("loses_digits", InBfloat16),
     ("ready_made", CourseDDP),
     ("frozen_crash", FrozenCrashDiv),

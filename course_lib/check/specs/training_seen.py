@@ -12,6 +12,7 @@ from course_lib.check.specs.training_oracle import RIGHT, TrainCase, Truth
 from course_lib.launch import Message
 
 OURS = "training.py, "  # where a call comes from that no code of the learner made: a barrier of ours, or C++ code
+COURSES = "link.py, "  # where the course's own wrappers call from
 FORWARD, BACKWARD, SYNCHRONIZE = range(3)  # phases of a step
 
 
@@ -210,6 +211,9 @@ def ready_made(e: Evidence) -> Wrong | None:
         for rank, answer in enumerate(seen.answers):
             if answer and (inside := answer.facts.get("ready_made")):
                 return Wrong("ready_made", f"{seen.case.story}: in the wrapper of rank {rank} is a {inside}.", number)
+            if any(m.where.startswith(COURSES) for m in seen.calls(rank)):
+                text = f"{seen.case.story}: on rank {rank} a wrapper of course_lib.parallel makes the calls."
+                return Wrong("ready_made", text, number)
             if found := [m for m in seen.calls(rank) if m.where.startswith(OURS)]:
                 text = f"{seen.case.story}: on rank {rank} torch's own code calls {found[0].op} during the step."
                 return Wrong("ready_made", text, number)
