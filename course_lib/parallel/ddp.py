@@ -77,8 +77,11 @@ def wrap(module: nn.Module, example: torch.Tensor, options: DDPOptions = DEFAULT
     module, change its dtype and freeze *before*: afterwards DDP's hooks sit on parameters as they were, and the next
     forward raises a RuntimeError that names them.
 
-    Raises ValueError for options that do not go together; see `DDPOptions` and `check`.
+    Raises ValueError for options that do not go together; see `DDPOptions` and `check`. And TypeError for what is no
+    module, or is one that was wrapped before: gradients would be averaged twice.
     """
+    if not isinstance(module, nn.Module) or isinstance(module, DistributedDataParallel):
+        raise TypeError(f"module is a {type(module).__name__}: give a torch.nn.Module that is not wrapped yet.")
     check(options)
     group = None if options.timeout_s is None else dist.new_group(timeout=timedelta(seconds=options.timeout_s))
     device = example.device

@@ -119,3 +119,15 @@ def test_accumulation_and_static_graph():
         check(DDPOptions(static_graph=True), accumulate=4)
     check(DDPOptions(static_graph=True))
     check(DEFAULT, accumulate=4)
+
+
+@pytest.mark.parametrize("module", [nn.Linear, "a model"])
+def test_what_is_no_module_is_refused(module):
+    with pytest.raises(TypeError, match=r"give a torch\.nn\.Module that is not wrapped yet"):
+        wrap(module, torch.zeros(2, 3))
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_wrapped_model_is_not_wrapped_again():
+    with pytest.raises(TypeError, match=r"module is a CheckedDDP"):
+        wrap(wrap(net(), torch.zeros(2, 6)), torch.zeros(2, 6))
