@@ -23,7 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_lib import run, show, train
 
-base = Path(tempfile.mkdtemp(prefix="surviving-"))
+box = tempfile.TemporaryDirectory(prefix="surviving-")  # it goes with the kernel
+base = Path(box.name)
 
 # %% [markdown]
 # On many machines something fails every day: a GPU, a cable, a power supply; or the scheduler wants its node back. A
