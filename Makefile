@@ -35,7 +35,7 @@ lab: ready
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_ARGS)
 
 test: ready
-	@$(THREADS) $(RUN) -m pytest -n 2 --no-loadscope-reorder $(TEST_ARGS)
+	@$(THREADS) $(RUN) -m pytest -n 3 --no-loadscope-reorder $(TEST_ARGS)
 
 notebooks: ready
 	@$(RUN) -m tools.notebooks

@@ -205,7 +205,7 @@ torch.load(io.BytesIO(content))
 # First a run that nobody disturbs.
 
 # %%
-options = {"optim.epochs": 15, "model.norm": "batch", "run.save_every": 10}
+options = {"optim.epochs": 8, "model.norm": "batch", "run.save_every": 10}
 calm = train("digits", ranks=3, dir=base / "calm", **options)
 
 # %% [markdown]

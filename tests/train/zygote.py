@@ -18,9 +18,11 @@ from pathlib import Path
 import torch
 import torch._dynamo  # the first optimizer would import it: two seconds a rank
 
+from course_lib.launch.dying import die_with_parent
 from course_lib.train.main import main
 
 torch.set_num_threads(1)
+die_with_parent()
 
 
 def free_port() -> int:
@@ -33,6 +35,7 @@ def torchrun_main(request: dict) -> int:
     from torch.distributed.run import main as torchrun
 
     os.setsid()
+    die_with_parent()
     out = os.open(f"{request['log']}.0", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(out, 1)
     os.dup2(out, 2)
@@ -50,6 +53,7 @@ def torchrun_main(request: dict) -> int:
 
 def rank_main(request: dict, rank: int, port: int) -> int:
     os.setsid()
+    die_with_parent()
     out = os.open(f"{request['log']}.{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(out, 1)
     os.dup2(out, 2)

@@ -138,11 +138,13 @@ def forward_order(e: Evidence, wrong: Wrong) -> str | None:
 
 def starts_in_synchronize(e: Evidence, wrong: Wrong) -> str | None:
     seen = Seen(e, wrong.case)
-    if len(seen.phase(0, 0, SYNCHRONIZE, "all_reduce")) == len(_reduced(seen)):
-        return (
-            "All all-reduces start in synchronize(), when backward is over. Let each parameter tell when its gradient "
-            "has come (register_post_accumulate_grad_hook), and start a bucket as soon as it is full."
-        )
+    for step in seen.steps:
+        if len(seen.phase(0, step, SYNCHRONIZE, "all_reduce")) == len(_reduced(seen, 0, step)):
+            return (
+                f"All all-reduces of step {step} start in synchronize(), when backward is over. Let each parameter "
+                "tell when its gradient has come (register_post_accumulate_grad_hook), and start a bucket as soon as "
+                "it is full, in every step."
+            )
     return None
 
 
@@ -155,6 +157,13 @@ def waits_for_all(e: Evidence, wrong: Wrong) -> str | None:
 
 def over_capacity(e: Evidence, wrong: Wrong) -> str | None:
     if "a bucket holds" in wrong.text:
+        seen = Seen(e, wrong.case)
+        found = fill((n // 2 for n in seen.truth.nbytes.values()), capacity(seen), backwards=True)
+        if [n // 2 for n in _reduced(seen)[: len(found)]] == found:
+            return (
+                "The buckets would be right if an element had 4 bytes. These gradients are float64, with 8: ask each "
+                "tensor, tensor.numel() * tensor.element_size()."
+            )
         return (
             "Look before you add: when a gradient does not fit into the open bucket, begin a new one. (Only a tensor "
             "that is larger than a bucket by itself may exceed it, alone.)"
@@ -164,6 +173,13 @@ def over_capacity(e: Evidence, wrong: Wrong) -> str | None:
 
 def small_buckets(e: Evidence, wrong: Wrong) -> str | None:
     if "buckets are enough" in wrong.text:
+        seen = Seen(e, wrong.case)
+        right, found = fill(seen.truth.nbytes.values(), capacity(seen), backwards=True), _reduced(seen)
+        if len(found) > len(right) + 1 and not [n for n in right if n not in found]:
+            return (
+                f"The {len(right)} buckets are right, and beside them there are {len(found) - len(right)} more "
+                "all-reduces in this step. Each costs a latency: if something must be agreed on, once a step is enough."
+            )
         return (
             "Fill each bucket as far as the next gradient still fits: bytes, not elements, and a MiB has 2**20 bytes."
         )
