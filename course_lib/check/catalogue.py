@@ -27,6 +27,8 @@ GRADED = {
     "check_ring_all_reduce": Graded("ring_all_reduce"),
     "check_cost": Graded("what_it_costs"),
     "check_choose": Graded("what_it_costs", "CHOOSE"),
+    "check_naive_ddp": Graded("data_parallel"),
+    "check_bucketed_ddp": Graded("overlap"),
     "check_shard": Graded("data_shard_mistakes"),
     "check_evaluate": Graded("data_evaluate_mistakes"),
     "check_accumulate": Graded("torch_ddp_accumulate"),

@@ -208,7 +208,7 @@ class Desk:
         """Save, and read back what is on the disk."""
         before = file.stat().st_mtime_ns
         self.menu("File", "Save Notebook")
-        self.lab.until(lambda: file.stat().st_mtime_ns != before, 20, "the notebook is saved")
+        self.lab.until(lambda: file.stat().st_mtime_ns != before and _whole(file), 20, "the notebook is saved")
         return nbformat.read(file, as_version=4)
 
     def run_all(self, file: Path, seconds: float) -> list[nbformat.NotebookNode]:
@@ -233,3 +233,12 @@ class Desk:
         folder = ROOT / "artifacts" / "browser"
         folder.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=str(folder / f"{name}.png"))
+
+
+def _whole(file: Path) -> bool:
+    """The notebook is not just being written: JupyterLab truncates the file first."""
+    try:
+        json.loads(file.read_text())
+    except ValueError:
+        return False
+    return True
