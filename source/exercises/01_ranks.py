@@ -50,7 +50,7 @@ def read_environment(env, gpus):
 # Six real ranks, started by two `torchrun` commands as if on two nodes with three GPUs each. (The GPUs are
 # imagined: the function only names the device.)
 
-# %%
+# %% tags=["show"]
 import os
 
 from course_lib import check, run
