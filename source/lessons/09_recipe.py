@@ -49,7 +49,7 @@ def net(seed=0):
 
 def moved(optimizer, lr, batch, factor=1.0):
     model = net()
-    steps, start = MAKE[optimizer](model.parameters(), lr=lr), parameters_to_vector(model.parameters()).detach()
+    steps, start = MAKE.get(optimizer)(model.parameters(), lr=lr), parameters_to_vector(model.parameters()).detach()
     for x, y in zip(X[:256].split(batch), Y[:256].split(batch), strict=True):
         steps.zero_grad()
         (F.cross_entropy(model(x), y) * factor).backward()
@@ -94,7 +94,7 @@ for optimizer in MAKE:
 # %%
 def accuracy(optimizer, lr, batch, seed):
     model = net(seed)
-    steps, random = MAKE[optimizer](model.parameters(), lr=lr), torch.Generator().manual_seed(seed)
+    steps, random = MAKE.get(optimizer)(model.parameters(), lr=lr), torch.Generator().manual_seed(seed)
     test, rest = torch.randperm(len(X), generator=random).split([397, 1400])
     for _ in range(5):
         for part in rest[torch.randperm(1400, generator=random)].split(batch):

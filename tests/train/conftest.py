@@ -1,5 +1,6 @@
 """`launch` starts the training loop on a few ranks, warm; `read_rows` reads what it wrote."""
 
+import contextlib
 import json
 import os
 import signal
@@ -68,7 +69,8 @@ def start(zygote, tmp_path_factory):
     ):
         if running and not running[-1].codes:  # of a test that failed in between
             for pid in running[-1].pids:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # that one has ended
+                    os.kill(pid, signal.SIGKILL)
             running[-1].wait()
         folder = tmp_path_factory.mktemp("launch")
         words = words.split() if isinstance(words, str) else [str(word) for word in words]

@@ -5,6 +5,7 @@ and with checkpoints written in the background. Each event comes from inside, in
 nothing here depends on the speed of the machine.
 """
 
+import contextlib
 import json
 import time
 
@@ -64,7 +65,8 @@ def history(start, launch, tmp_path_factory):
         running = start(words, ranks=3, before=EVENT.format(step=step, rank=rank, deed=deed), restarts=2)
         torchrun, family = psutil.Process(running.pids[0]), set()
         while torchrun.is_running() and torchrun.status() != psutil.STATUS_ZOMBIE:
-            family |= set(torchrun.children(recursive=True))
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                family |= set(torchrun.children(recursive=True))
             time.sleep(0.3)  # looking at all processes costs more than it seems
         codes = running.wait().codes
         left = psutil.wait_procs(family, timeout=10)[1]
