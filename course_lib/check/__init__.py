@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from course_lib.check.catalogue import GRADED
 from course_lib.check.verdict import CheckFailed, Verdict
 
 if TYPE_CHECKING:
@@ -41,82 +42,83 @@ def __getattr__(name: str):
     return import_module("course_lib.check.engine").judge  # on first use: ranks import parts of this package, too
 
 
-def _judge(specification: str, fn: Callable[..., Any], name: str = "SPEC") -> Verdict:
+def _judge(grade_id: str, fn: Callable[..., Any]) -> Verdict:
+    """By the specification that the catalogue has for the graded cell, as `course check` does."""
     from course_lib.check.engine import judge
 
-    return judge(getattr(import_module(f"course_lib.check.specs.{specification}"), name), fn)
+    return judge(GRADED[grade_id].spec(), fn)
 
 
 def ranks(read_environment: Callable[..., Any]) -> Verdict:
     """Exercise 01: what a rank reads from the environment that torchrun made."""
-    return _judge("ranks", read_environment)
+    return _judge("check_read_environment", read_environment)
 
 
 def messages(shift: Callable[..., Any]) -> Verdict:
     """Exercise 02: pass a tensor on around a ring, on 1 to 4 real ranks."""
-    return _judge("messages", shift)
+    return _judge("check_shift", shift)
 
 
 def ring_all_reduce(ring_all_reduce: Callable[..., Any]) -> Verdict:
     """Exercise 03: the ring all-reduce, on 1 to 4 real ranks."""
-    return _judge("ring_all_reduce", ring_all_reduce)
+    return _judge("check_ring_all_reduce", ring_all_reduce)
 
 
 def what_it_costs(cost: Callable[..., Any]) -> Verdict:
     """Exercise 04, first part: what an all-reduce costs by each of three algorithms."""
-    return _judge("what_it_costs", cost)
+    return _judge("check_cost", cost)
 
 
 def choose(choose: Callable[..., Any]) -> Verdict:
     """Exercise 04, second part: the fastest of them."""
-    return _judge("what_it_costs", choose, "CHOOSE")
+    return _judge("check_choose", choose)
 
 
 def shard(shard: Callable[..., Any]) -> Verdict:
     """Exercise 08, first part: which samples a rank sees in an epoch."""
-    return _judge("data_shard_mistakes", shard)
+    return _judge("check_shard", shard)
 
 
 def evaluate(evaluate: Callable[..., Any]) -> Verdict:
     """Exercise 08, second part: exact accuracy and loss on three ranks."""
-    return _judge("data_evaluate_mistakes", evaluate)
+    return _judge("check_evaluate", evaluate)
 
 
 def accumulate(accumulate: Callable[..., Any]) -> Verdict:
     """Exercise 07, first part: one update from several microbatches, on 2 and 3 real ranks."""
-    return _judge("torch_ddp_accumulate", accumulate)
+    return _judge("check_accumulate", accumulate)
 
 
 def onebit_hook(onebit_hook: Callable[..., Any]) -> Verdict:
     """Exercise 07, second part: a comm hook that sends one bit an element, on 2 and 3 real ranks."""
-    return _judge("torch_ddp_onebit", onebit_hook)
+    return _judge("check_onebit_hook", onebit_hook)
 
 
 def naive_ddp(NaiveDDP: Callable[..., Any]) -> Verdict:
     """Exercise 05: gradients averaged after backward, on 1 to 3 real ranks."""
-    return _judge("data_parallel", NaiveDDP)
+    return _judge("check_naive_ddp", NaiveDDP)
 
 
 def bucketed_ddp(BucketedDDP: Callable[..., Any]) -> Verdict:
     """Exercise 06: gradients averaged in buckets, during backward, on 1 to 3 real ranks."""
-    return _judge("overlap", BucketedDDP)
+    return _judge("check_bucketed_ddp", BucketedDDP)
 
 
 def learning_rate(learning_rate: Callable[..., Any]) -> Verdict:
     """Exercise 09, first part: the learning rate of a step, by optimizer and global batch."""
-    return _judge("recipe_rate", learning_rate)
+    return _judge("check_learning_rate", learning_rate)
 
 
 def update(update: Callable[..., Any]) -> Verdict:
     """Exercise 09, second part: from a loss to weights in the right order, on 2 and 3 real ranks."""
-    return _judge("recipe_update", update)
+    return _judge("check_update", update)
 
 
 def checkpoints(Checkpoints: Callable[..., Any]) -> Verdict:
     """Exercise 10, first part: checkpoints that outlive a kill at any moment."""
-    return _judge("surviving_checkpoints_mistakes", Checkpoints)
+    return _judge("check_checkpoints", Checkpoints)
 
 
 def train(train: Callable[..., Any]) -> Verdict:
     """Exercise 10, second part: a loop that is killed and started again, on three real ranks."""
-    return _judge("surviving_train_mistakes", train)
+    return _judge("check_train", train)

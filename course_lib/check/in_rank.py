@@ -8,6 +8,8 @@ processes serves all world sizes.
 import os
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -59,16 +61,24 @@ def _shrink(size: int, number: int, folder: str) -> bool:
     return True
 
 
-def _drive(drive, fn, tensor: torch.Tensor, options: dict, path: Path, cells: dict[str, str]) -> None:
-    handles = Handles(compare=False)
-    observers.append(handles)
+@contextmanager
+def _observed(watching: list, tensor: torch.Tensor, path: Path, cells: dict[str, str]) -> Iterator[None]:
+    """The learner's code runs in here: followed by the observers, and what it raises is its answer."""
+    observers.extend(watching)
     try:
-        facts, tensors = drive(fn, tensor, **options)
+        yield
     except BaseException as error:
         plain.write(path, _error(error, cells), {"after": tensor})
         raise
     finally:
-        observers.remove(handles)
+        for observer in watching:
+            observers.remove(observer)
+
+
+def _drive(drive, fn, tensor: torch.Tensor, options: dict, path: Path, cells: dict[str, str]) -> None:
+    handles = Handles(compare=False)
+    with _observed([handles], tensor, path, cells):
+        facts, tensors = drive(fn, tensor, **options)
     told = {"facts": facts, "open": handles.open, "destroyed": not dist.is_initialized()}
     plain.write(path, told, {"after": tensor, **{f".{name}": value for name, value in tensors.items()}})
     if told["destroyed"] or handles.open:
@@ -78,15 +88,8 @@ def _drive(drive, fn, tensor: torch.Tensor, options: dict, path: Path, cells: di
 def _answer(fn, tensor: torch.Tensor, options: dict, traced: bool, path: Path, cells: dict[str, str]) -> None:
     handles, recorder = Handles(compare=traced), Recorder(dist.get_rank(), tensor)
     watching = [handles, recorder, poison] if traced else [handles]
-    observers.extend(watching)
-    try:
+    with _observed(watching, tensor, path, cells):
         value = fn(tensor, **options)
-    except BaseException as error:
-        plain.write(path, _error(error, cells), {"after": tensor})
-        raise
-    finally:
-        for observer in watching:
-            observers.remove(observer)
     facts = {"returned": _kind(value), "itself": _itself(value, tensor), "destroyed": not dist.is_initialized()}
     facts |= {"open": handles.open, "touched": handles.touched}
     if traced:
@@ -104,7 +107,7 @@ class Unfinished(RuntimeError):
 
 
 def _error(error: BaseException, cells: dict[str, str]) -> dict[str, str]:
-    frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if not _hidden(f.filename)]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _hidden(f.filename)]
     at = ""
     if frames:
         file, line = frames[-1].filename, frames[-1].lineno

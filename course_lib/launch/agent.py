@@ -105,10 +105,9 @@ class Agent:
     def start(self, order: dict) -> None:
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
-            if order["start"] != "torchrun" and order.get(
-                "module"
-            ):  # of the course: imported once here, not in each rank
-                import_module(order["module"])
+            module = order.get("module")  # of the course: imported once here, not in each rank
+            if module and order["start"] != "torchrun":
+                import_module(module)
                 gc.freeze()
             if order["start"] == "direct":
                 for rank in range(order["ranks"]):

@@ -12,6 +12,7 @@ from course_lib.launch import diagnose, trace
 from course_lib.launch.supervise import Supervisor
 
 _QUIET = 2.0  # seconds without CPU time or progress after which ranks that all wait are a deadlock
+_LOOK = 0.05  # seconds between two looks at all threads of all ranks
 _STARVED = 0.5  # seconds that a thread wants a core and gets none; gloo's wake up often, for less than a millisecond
 _ENDED = re.compile(r"exitcode: (-?\d+)\) local_rank: (\d+)")  # in torchrun's log
 
@@ -24,7 +25,7 @@ class Ranks:
         self.readers = [trace.Reader(folder, k) for k in self.numbers]
         self.processes: dict[int, psutil.Process] = {}
         self.exit_codes: dict[int, int | None] = {}
-        self._calm_since, self._last_seen = time.monotonic(), None
+        self._calm_since, self._looked, self._last_seen = time.monotonic(), 0.0, None
         self._runnable: dict[str, float] = {}  # threads that have wanted a core at each look, and since when
 
     def headers(self) -> list[trace.Header]:
@@ -56,8 +57,9 @@ class Ranks:
     def deadlocked(self) -> bool:
         """It is clear that nobody will ever move: all ranks have slept in calls of torch.distributed for a while."""
         now = time.monotonic()
-        if now - self._calm_since <= 0.25:
+        if now - self._calm_since <= 0.25 or now - self._looked < _LOOK:
             return False
+        self._looked = now
         if self._moving():
             self._calm_since = now
         return now - self._calm_since > _QUIET

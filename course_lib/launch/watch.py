@@ -138,11 +138,15 @@ class Watch:
 
     @staticmethod
     def _teller(op: str, peer: int | None, given: dict) -> Callable[[str], None]:
-        told, changes = (observers, peer) if op in _OBSERVED else (in_place, int(given.get("op") == dist.ReduceOp.AVG))
+        told, third = [], None
+        if op in _OBSERVED:
+            told, third = observers, peer
+        elif op in _IN_PLACE:
+            told, third = in_place, int(given.get("op") == dist.ReduceOp.AVG)
 
         def tell(phase: str) -> None:
-            for observer in told if op in (*_OBSERVED, *_IN_PLACE) else ():
-                observer(phase, op, changes, given["tensor"])
+            for observer in told:
+                observer(phase, op, third, given["tensor"])
 
         return tell
 

@@ -17,11 +17,15 @@ def ranks_of(folder: Path) -> list[psutil.Process]:
         pid = read_status(folder).get("pid") if is_locked(folder) else None
         if pid is None:
             return []
-        children = psutil.Process(pid).parent().children()
-        mine = [child for child in children if not any("resource_tracker" in word for word in child.cmdline())]
-        return sorted(mine, key=lambda child: (child.create_time(), child.pid))
+        return ranks_under(psutil.Process(pid).parent())
     except (psutil.Error, AttributeError, ValueError):  # gone in this very moment; no parent; a half-written file
         return []
+
+
+def ranks_under(torchrun: psutil.Process) -> list[psutil.Process]:
+    """The ranks that a torchrun has started, in the order of their numbers."""
+    mine = [c for c in torchrun.children() if not any("resource_tracker" in word for word in c.cmdline())]
+    return sorted(mine, key=lambda child: (child.create_time(), child.pid))
 
 
 def kill_rank(folder: Path, rank: int) -> bool:

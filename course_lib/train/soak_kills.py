@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from course_lib.train.checkpoint import saved, step_of
+from course_lib.train.processes import ranks_under
 
 WHO = ("a rank", "the launcher", "everything")
 WHEN = ("in training", "in training", "during a save", "during a save", "at any time")
@@ -84,7 +85,7 @@ class Killer(threading.Thread):
         """Whether there was somebody to kill."""
         with contextlib.suppress(psutil.NoSuchProcess):
             launchers = psutil.Process(self.agent).children()
-            ranks = sorted((rank for one in launchers for rank in one.children()), key=lambda rank: rank.pid)
+            ranks = [rank for launcher in launchers for rank in ranks_under(launcher)]
             if who == "a rank":
                 victims = [ranks[0] if during_save else self.chance.choice(ranks)] if ranks else []  # rank 0 saves
             elif who == "the launcher":

@@ -362,7 +362,7 @@ def test_inside_backward_is_a_myth(real):
     """
     for t in show.overlap(real["ddp"]):
         assert t.inside_backward > 0.95 * t.communication
-        assert t.overlapped < 0.9 * t.inside_backward
+        assert t.exposed > 0 and t.overlapped < t.inside_backward
 
 
 def test_the_late_rank_is_named(real):

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from course_lib.train.soak_rounds import equal_bits
+
 # Rank 0 keeps all parameters after each step, as they are right after the optimizer.
 SPY = """
 import numpy as np
@@ -95,14 +97,6 @@ def test_two_three_one_ranks_are_the_run_of_one_process(straight, launch, tmp_pa
 
 def state(folder, step):
     return torch.load(folder / "checkpoints" / f"step_{step:08d}" / "state.pt", weights_only=True)
-
-
-def equal_bits(a, b) -> bool:
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal_bits(a[key], b[key]) for key in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(equal_bits, a, b))
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 WIDE = "digits --model.name mlp --model.width 600 --data.global_batch 720 --optim.epochs 3"  # 1.4 MB: two buckets

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from course_lib.train.record import TrainRun
+from course_lib.train.soak_rounds import equal_bits
 
 pytestmark = pytest.mark.slow
 HARD = (  # 1437 = 11 * 120 + 117: 12 steps an epoch, 24 in all, a checkpoint after each 5th and each 12th
@@ -34,6 +35,7 @@ TERM_TORCHRUN = "os.kill(os.getppid(), signal.SIGTERM); time.sleep(1)"  # torchr
 TERM_ITSELF = "os.kill(os.getpid(), signal.SIGTERM)"
 KILL_ITSELF = "os.kill(os.getpid(), signal.SIGKILL)"
 KILL_TORCHRUN = "os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)"
+SAVED = "next(0 for _ in range(3000) if os.path.exists({path!r}) or time.sleep(0.01)); "  # at most half a minute
 KILL_ALL = (
     "launcher = psutil.Process(os.getppid()); others = launcher.children(recursive=True); launcher.kill(); "
     "[other.kill() for other in others if other.pid != os.getpid()]; os.kill(os.getpid(), signal.SIGKILL)"
@@ -43,14 +45,6 @@ KILL_ALL = (
 def state(folder):
     newest = max((folder / "checkpoints").iterdir())
     return torch.load(newest / "state.pt", weights_only=True)
-
-
-def equal_bits(a, b) -> bool:
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal_bits(a[key], b[key]) for key in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(equal_bits, a, b))
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +73,8 @@ def history(start, launch, tmp_path_factory):
     live("SIGTERM to torchrun", 8, 0, TERM_TORCHRUN)
     live("SIGTERM to a rank", 11, 1, TERM_ITSELF, "--data.workers 2")
     live("kill -9 of torchrun", 14, 2, KILL_TORCHRUN, "--data.workers 2")
-    live("kill -9 of everything", 17, 1, KILL_ALL, "--run.save_in_background")
+    saved = SAVED.format(path=f"{folder}/hurt/checkpoints/step_00000015")  # in the background: it may be late
+    live("kill -9 of everything", 17, 1, saved + KILL_ALL, "--run.save_in_background")
     live("kill -9 of a rank", 22, 2, KILL_ITSELF, "--data.workers 1")
     return folder, seen
 

@@ -31,15 +31,20 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def torchrun_main(request: dict) -> int:
-    from torch.distributed.run import main as torchrun
-
+def settle(request: dict, number: int) -> None:
+    """In a fork: a session, a log and a folder of its own."""
     os.setsid()
     die_with_parent()
-    out = os.open(f"{request['log']}.0", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    out = os.open(f"{request['log']}.{number}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.chdir(request["cwd"])
+
+
+def torchrun_main(request: dict) -> int:
+    from torch.distributed.run import main as torchrun
+
+    settle(request, 0)
     torchrun(
         [
             *("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(request["ranks"])),
@@ -52,12 +57,7 @@ def torchrun_main(request: dict) -> int:
 
 
 def rank_main(request: dict, rank: int, port: int) -> int:
-    os.setsid()
-    die_with_parent()
-    out = os.open(f"{request['log']}.{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    os.chdir(request["cwd"])
+    settle(request, rank)
     if request["ranks"] > 0:  # 0: one process without a launcher
         os.environ |= {
             "RANK": str(rank),
