@@ -29,7 +29,7 @@ class DataConfig:
 
     name: str = "digits"
     """digits, mnist, fashion, cifar10, imagenette, imagefolder:PATH (imagefolder alone: --data.root),
-    or synthetic:3x224x224 (noise, to measure speed)."""
+    synthetic:3x224x224 (noise, to measure speed), or FILE.py:FUNCTION, see own.py."""
     root: str = "data"
     """Where downloads are kept."""
     global_batch: int = 48
@@ -66,7 +66,7 @@ class Data:
     name: str
     train: Dataset
     test: Dataset
-    shape: tuple[int, int, int]  # channels, height, width
+    shape: tuple[int, ...]  # channels, height, width; of one's own data whatever it is
     classes: int
     note: str = ""
 
@@ -119,8 +119,8 @@ def check_size(config: DataConfig, data: Data, world_size: int) -> None:
         )
 
 
-def collate(shape: tuple[int, int, int], batch: list) -> tuple[torch.Tensor, torch.Tensor]:
-    """(n, channels, height, width) float32 and (n,) int64; n is 0 for a rank without a share."""
+def collate(shape: tuple[int, ...], batch: list) -> tuple[torch.Tensor, torch.Tensor]:
+    """(n, *shape) float32 and (n,) int64; n is 0 for a rank without a share."""
     images = [image for image, _ in batch]
     labels = torch.tensor([label for _, label in batch], dtype=torch.int64)
     return (torch.stack(images) if images else torch.empty(0, *shape)), labels

@@ -85,7 +85,7 @@ def check(config: RunConfig) -> None:
 
 def default_dir(recipe: str) -> Path:
     """runs/digits-20250102-030405 under the current folder; a number is added when that exists."""
-    name = f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{recipe.rpartition(':')[2]}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = [name, *(f"{name}-{i}" for i in range(2, 100))]
     return next(path for path in (Path("runs", candidate) for candidate in candidates) if not path.exists())
 

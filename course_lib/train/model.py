@@ -1,5 +1,6 @@
 """The networks that a recipe can name. All adapt to the data: channels, side and classes come from there."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,16 +8,20 @@ import psutil
 import torch
 from torch import nn
 
+from course_lib.train import own
 from course_lib.train.errors import ConfigError
 from course_lib.train.randomness import mix
+
+NAMES = ("cnn", "mlp", "resnet18", "resnet50")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Which network."""
 
-    name: Literal["cnn", "mlp", "resnet18", "resnet50"] = "cnn"
-    """cnn: convolutions until the side is at most 4; mlp: one hidden layer; resnet: torchvision's."""
+    name: str = "cnn"
+    """cnn: convolutions until the side is at most 4; mlp: one hidden layer; resnet18, resnet50: torchvision's;
+    or FILE.py:FUNCTION, see own.py."""
     width: int = 16
     """Channels of the first convolution, or hidden units / 8 (cnn and mlp only)."""
     norm: Literal["none", "batch"] = "none"
@@ -37,7 +42,11 @@ class ModelConfig:
 
 
 def check(config: ModelConfig) -> None:
-    """Raise ConfigError for numbers that no network can have."""
+    """Raise ConfigError for a name that no network has, and for numbers that none can have."""
+    if config.name not in NAMES and not own.is_own(config.name):
+        raise ConfigError(
+            f"There is no network {config.name!r}; --model.name can be {', '.join(NAMES)} or FILE.py:FUNCTION."
+        )
     if config.width < 1:
         raise ConfigError(f"--model.width must be at least 1, but is {config.width}.")
     if not 0 <= config.dropout < 1:
@@ -73,9 +82,9 @@ def cnn(shape: tuple[int, int, int], classes: int, width: int, norm: str, dropou
     return nn.Sequential(*layers, *head)
 
 
-def mlp(shape: tuple[int, int, int], classes: int, width: int, dropout: float) -> nn.Module:
+def mlp(shape: tuple[int, ...], classes: int, width: int, dropout: float) -> nn.Module:
     """One hidden layer."""
-    inputs = shape[0] * shape[1] * shape[2]
+    inputs = math.prod(shape)
     hidden = 8 * width
     return nn.Sequential(
         nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, classes)
@@ -92,7 +101,7 @@ def resnet(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
     return model
 
 
-def build(config: ModelConfig, shape: tuple[int, int, int], classes: int, seed: int) -> nn.Module:
+def build(config: ModelConfig, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """The network on the CPU, the same on each rank: its first weights are a function of the seed.
 
     Raises ConfigError for one that this machine cannot hold.
@@ -102,7 +111,7 @@ def build(config: ModelConfig, shape: tuple[int, int, int], classes: int, seed: 
     return _network(config, shape, classes).to(getattr(torch, config.dtype))
 
 
-def check_memory(config: ModelConfig, shape: tuple[int, int, int], classes: int) -> None:
+def check_memory(config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
     """Raise ConfigError when weights, gradients, DDP's buckets and momentum of one rank exceed the memory."""
     if config.name not in ("cnn", "mlp"):
         return  # the width is not for the others
@@ -120,9 +129,13 @@ def check_memory(config: ModelConfig, shape: tuple[int, int, int], classes: int)
         )
 
 
-def _network(config: ModelConfig, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    if config.name == "cnn":
-        return cnn(shape, classes, config.width, config.norm, config.dropout)
+def _network(config: ModelConfig, shape: tuple[int, ...], classes: int) -> nn.Module:
+    if own.is_own(config.name):
+        return own.network(config.name, shape, classes)
     if config.name == "mlp":
         return mlp(shape, classes, config.width, config.dropout)
+    if len(shape) != 3:
+        raise ConfigError(f"--model.name {config.name} is for images, and a sample here has the shape {shape}.")
+    if config.name == "cnn":
+        return cnn(shape, classes, config.width, config.norm, config.dropout)
     return resnet(config.name, shape, classes)

@@ -1,8 +1,11 @@
 """Recipes: functions that return a complete configuration. The first line of each is what `--help` shows."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
 
 from course_lib.parallel.ddp import DDPOptions
+from course_lib.train import own
 from course_lib.train.config import Config
 from course_lib.train.data import DataConfig
 from course_lib.train.errors import ConfigError
@@ -103,7 +106,31 @@ RECIPES: dict[str, Callable[[], Config]] = {
 
 
 def find(name: str) -> Callable[[], Config]:
-    """The recipe of that name."""
+    """The recipe of that name, or the one in FILE.py:FUNCTION."""
+    if own.is_own(name):
+        return one_s_own(name)
     if name not in RECIPES:
-        raise ConfigError(f"There is no recipe {name!r}; the recipes are {', '.join(RECIPES)}.")
+        raise ConfigError(f"There is no recipe {name!r}; the recipes are {', '.join(RECIPES)}, or FILE.py:FUNCTION.")
     return RECIPES[name]
+
+
+def one_s_own(name: str) -> Callable[[], Config]:
+    """The recipe in FILE.py:FUNCTION. Where it says `__file__`, its configuration gets FILE as it was given here.
+
+    So a run can be continued when the folder has moved.
+    """
+    made, file = own.function(name), name.rpartition(":")[0]
+
+    def as_given(value: str) -> str:
+        mine = own.is_own(value) and own.split(value)[0] == own.split(name)[0]
+        return f"{file}:{own.split(value)[1]}" if mine else value
+
+    @wraps(made)
+    def complete() -> Config:
+        config = made()
+        if not isinstance(config, Config):
+            raise ConfigError(f"{name} must return a Config, but returns {type(config).__name__}.")
+        data = replace(config.data, name=as_given(config.data.name))
+        return replace(config, data=data, model=replace(config.model, name=as_given(config.model.name)))
+
+    return complete

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from course_lib.train import transforms
+from course_lib.train import own, transforms
 from course_lib.train.data import Data, DataConfig, Samples
 from course_lib.train.downloads import DOWNLOADS, IMAGENET, fetch, torchvision_set
 from course_lib.train.environment import Environment
 from course_lib.train.errors import ConfigError
+from course_lib.train.randomness import mix
 
-NAMES = "digits, mnist, fashion, cifar10, imagenette, imagefolder:PATH or synthetic:3x224x224"
+NAMES = "digits, mnist, fashion, cifar10, imagenette, imagefolder:PATH, synthetic:3x224x224 or FILE.py:FUNCTION"
 
 
 def every_fifth(samples: int) -> tuple[list[int], list[int]]:
@@ -126,6 +127,19 @@ def downloaded(config: DataConfig, seed: int, env: Environment) -> Data:
     return Data(config.name, Samples(train, seed, change), Samples(test, seed, plain), shape, classes)
 
 
+def one_s_own(config: DataConfig, seed: int) -> Data:
+    """What FILE.py:FUNCTION returns, the same on each rank when its chance comes from torch's generator.
+
+    How a sample is augmented is its own affair: the generator is seeded for each.
+    """
+    if config.augment != "none" or config.side:
+        raise ConfigError(f"--data.augment and --data.side do not apply to {config.name}, which makes its own samples.")
+    torch.manual_seed(mix(seed, 1))
+    train, test, classes = own.data(config.name)
+    shape = tuple(train[0][0].shape) if len(train) else ()
+    return Data(config.name, Samples(train, seed, identity), Samples(test, seed, identity), shape, classes)
+
+
 def open_data(config: DataConfig, seed: int, env: Environment) -> Data:
     """The data set of the configuration; raises ConfigError on all ranks or on none."""
     if config.name in DOWNLOADS:
@@ -136,9 +150,17 @@ def open_data(config: DataConfig, seed: int, env: Environment) -> Data:
         "synthetic": synthetic,
     }
     with env.together():
-        open_it = kinds.get(config.name.partition(":")[0])
+        open_it = one_s_own if own.is_own(config.name) else kinds.get(config.name.partition(":")[0])
         if config.side and config.name.partition(":")[0] in ("digits", "synthetic"):
             raise ConfigError(f"--data.side does not apply to {config.name}, whose images have one size.")
         if open_it is None or (config.name.startswith("digits") and config.name != "digits"):
             raise ConfigError(f"There is no data set {config.name!r}; --data.name can be {NAMES}.")
-        return open_it(config, seed)
+        found = open_it(config, seed)
+    sizes = env.gather((len(found.train), len(found.test), found.shape, found.classes))
+    with env.together():
+        if other := next((k for k, size in enumerate(sizes) if size != sizes[0]), 0):
+            raise ConfigError(
+                f"The ranks have opened different data: training and test samples, shape and classes are {sizes[0]} on "
+                f"rank 0 and {sizes[other]} on rank {other}. Each rank must have all of it; the loop deals it out."
+            )
+    return found

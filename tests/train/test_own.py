@@ -1,0 +1,156 @@
+"""One's own recipe, data and network: README's example as it stands there, and a sentence for what can be wrong."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from course_lib.train import own, sources
+from course_lib.train.cli import Help, parse
+from course_lib.train.data import DataConfig
+from course_lib.train.errors import ConfigError
+from course_lib.train.model import ModelConfig, build, check
+
+
+@pytest.fixture(scope="module")
+def example(root: Path, tmp_path_factory) -> SimpleNamespace:
+    """README's file in a folder of its own, and the words after `-m course_lib.train` in README's command."""
+    section = (root / "README.md").read_text().partition("### Your own model and data")[2]
+    folder = tmp_path_factory.mktemp("own recipe")
+    (folder / "spirals.py").write_text(re.search(r"```python\n(.*?)```", section, re.S)[1])
+    command = re.search(r"nproc-per-node=2 -m course_lib.train (.*)", section)[1]
+    return SimpleNamespace(folder=folder, words=command)
+
+
+def test_readme_s_example_learns(launch, example, read_rows, read_status):
+    """Stopped in the middle and continued, with loader processes, from a folder that was moved meanwhile."""
+    assert launch(f"{example.words} --run.stop_after 100", cwd=example.folder).codes == [75, 75]
+    moved = example.folder.rename(example.folder.with_name("moved"))
+    done = launch(f"{example.words} --data.workers 1", cwd=moved)
+    assert done.codes == [0, 0], done.everything
+    folder = moved / "runs/spirals"
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["recipe"], config["data"]["name"]) == ("spirals.py:spirals", "spirals.py:points")
+    assert (config["data"]["train"], config["data"]["test"], config["data"]["shape"]) == (1600, 400, [2])
+    assert config["parameters"] == 2 * 64 + 64 + 64 * 64 + 64 + 64 * 2 + 2
+    assert [row["step"] for row in read_rows(folder, "start")] == [0, 100]
+    assert read_rows(folder, "eval")[-1]["accuracy"] > 0.97
+    assert read_status(folder)["status"] == "finished"
+
+
+FILE = '''
+from course_lib.train.config import Config, DataConfig, ModelConfig
+
+def good():
+    """Mine."""
+    return Config(data=DataConfig(f"{__file__}:samples"), model=ModelConfig("mlp", width=3))
+
+def number():
+    return 3
+
+value = 3
+'''
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "a_recipe_of_mine.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    own.sys.modules.pop("a_recipe_of_mine", None)
+
+
+def test_a_file_that_changed_is_read_again(mine):
+    """A notebook's kernel lives on while its user edits the file."""
+    assert parse(["a_recipe_of_mine.py:good"]).model.width == 3
+    (mine / "a_recipe_of_mine.py").write_text(FILE.replace("width=3", "width=55"))
+    config = parse(["a_recipe_of_mine.py:good", "--optim.lr", "0.5"])
+    assert (config.model.width, config.optim.lr, config.data.name) == (55, 0.5, "a_recipe_of_mine.py:samples")
+    with pytest.raises(Help, match=r"Mine\."):
+        parse(["a_recipe_of_mine.py:good", "--help"])
+
+
+def test_names_that_lead_nowhere(mine):
+    for words, said in (
+        ("nowhere.py:good", "nowhere.py:good: there is no file "),
+        ("a_recipe_of_mine.py:bad", "a_recipe_of_mine.py has no function bad."),
+        ("a_recipe_of_mine.py:value", "has no function value."),
+        ("a_recipe_of_mine.py:number", "must return a Config, but returns int."),
+        ("a_recipe_of_mine.py", "There is no recipe 'a_recipe_of_mine.py'; the recipes are digits, "),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            parse([words])
+    (mine / "json.py").write_text(FILE)
+    with pytest.raises(ConfigError, match="another module is called json, too"):
+        parse(["json.py:good"])
+    with pytest.raises(ConfigError, match=r"There is no network 'net'; --model\.name can be cnn, mlp, "):
+        check(ModelConfig("net"))
+
+
+class Endless(IterableDataset):
+    """No length, no indices."""
+
+    def __iter__(self):
+        return iter([(torch.zeros(2), 0)])
+
+
+def pairs(n: int, *shape: int, label: int = 0) -> TensorDataset:
+    return TensorDataset(torch.zeros(n, *shape), torch.full((n,), label))
+
+
+DATA = [
+    (pairs(3, 2), "must return three things"),
+    ((pairs(3, 2), pairs(3, 2), "two"), "must return three things"),
+    ((Endless(), pairs(3, 2), 2), "the training data must have a length and indices"),
+    ((pairs(3, 2), pairs(3, 5), 2), "differ in their shapes, (2,) and (5,)."),
+    ((pairs(3, 2), pairs(3, 2, label=2), 2), "sample 0 of the test data has class 2, and the 2 classes begin with 0."),
+    (([(1.0, 0)], pairs(3, 2), 2), "must begin with a floating-point tensor, but begins with float."),
+    (([(torch.zeros(2, dtype=torch.uint8), 0)], pairs(3, 2), 2), "but begins with torch.uint8."),
+    (([torch.zeros(2)], pairs(3, 2), 2), "must be a pair: tensor and class."),
+]
+
+
+@pytest.mark.parametrize(("returned", "said"), DATA)
+def test_data_that_the_loop_cannot_take(monkeypatch, returned, said):
+    monkeypatch.setattr(own, "function", lambda name: lambda: returned)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        own.data("f.py:f")
+
+
+def test_networks(monkeypatch):
+    monkeypatch.setattr(own, "function", lambda name: lambda shape, classes: nn.Bilinear(*shape, classes))
+    assert build(ModelConfig("f.py:f"), (3, 4), 5, seed=0).weight.shape == (5, 3, 4)
+    for returned, said in ((3, "must return a torch.nn.Module, but returns int."), (nn.ReLU(), "without a parameter")):
+        monkeypatch.setattr(own, "function", lambda name, made=returned: lambda shape, classes: made)
+        with pytest.raises(ConfigError, match=said):
+            build(ModelConfig("f.py:f"), (3, 4), 5, seed=0)
+    with pytest.raises(ConfigError, match=re.escape("--model.name cnn is for images, and a sample here has the shape")):
+        build(ModelConfig("cnn"), (2,), 5, seed=0)
+
+
+def test_ranks_that_open_different_data_are_told(monkeypatch):
+    """The same function on each rank, but a shard of its own in each: gathered here by hand."""
+    monkeypatch.setattr(own, "function", lambda name: lambda: (pairs(8, 2), pairs(4, 2), 2))
+    env = SimpleNamespace(together=sources_together, gather=lambda mine: [mine, (7, 4, (2,), 2)], local_rank=0)
+    with pytest.raises(ConfigError, match=r"are \(8, 4, \(2,\), 2\) on rank 0 and \(7, 4, \(2,\), 2\) on rank 1"):
+        sources.open_data(DataConfig("f.py:f"), 0, env)
+    env.gather = lambda mine: [mine, mine]
+    opened = sources.open_data(DataConfig("f.py:f"), 0, env)
+    images, labels = next(iter(DataLoader(opened.train, sampler=[(0, 1), (3, 7)], batch_size=2)))
+    assert (images.shape, labels.tolist(), opened.classes) == ((2, 2), [0, 0], 2)
+    with pytest.raises(ConfigError, match=re.escape("--data.augment and --data.side do not apply to f.py:f")):
+        sources.open_data(DataConfig("f.py:f", side=3), 0, env)
+
+
+class sources_together:
+    """`env.together()` of one rank."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
