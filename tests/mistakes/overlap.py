@@ -237,6 +237,13 @@ class HalfBuckets(Right):
         return super().fill(parameters, capacity / 2)
 
 
+class Decimal(Right):
+    """A MiB of 10**6 bytes."""
+
+    def fill(self, parameters, capacity):
+        return super().fill(parameters, capacity * 10**6 / 2**20)
+
+
 class AsTheyGetFull(Right):
     """In whatever order."""
 
@@ -387,6 +394,7 @@ AGAIN = [
     ("never_waited", WaitsForTheLast),
     ("order_differs", OrderOfTheRank),
     ("leaves_incomplete", ExpectsAll),
+    ("small_buckets", Decimal),
 ]
 
 

@@ -11,14 +11,15 @@ from course_lib.check.specs.training_seen import Seen, bits, complete, handles, 
 
 CAPACITY = 4000  # bytes of a bucket for the deep model: five buckets, two of them a single tensor that is larger
 SMALL = 400  # ... for the others
+EXACT = 5680  # three buckets of the deep model, that are nearly full: five when a MiB is taken for 10**6 bytes
 
 
 def cases(rng: random.Random) -> list[GroupCase]:
     """Three ranks: where overlap shows, then the traps, then a rank that is late; two ranks; one."""
-    deep, small = ({"bucket_mb": nbytes / 2**20} for nbytes in (CAPACITY, SMALL))
+    deep, small, exact = ({"bucket_mb": nbytes / 2**20} for nbytes in (CAPACITY, SMALL, EXACT))
     traps = [case(rng, model, model, 3, small) for model in ("frozen", "tied", "branch")]
     late = case(rng, "late", "deep", 3, deep, steps=1, patient=rng.randrange(3))
-    few = [case(rng, "deep", "deep", ranks, deep, steps=2) for ranks in (2, 1)]
+    few = [case(rng, "deep", "deep", ranks, exact, steps=2) for ranks in (2, 1)]
     return [case(rng, "deep", "deep", 3, deep), *traps, late, *few]
 
 
