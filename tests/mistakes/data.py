@@ -3,6 +3,7 @@
 import hashlib
 import math
 import random
+import time
 
 import numpy as np
 import torch
@@ -176,6 +177,7 @@ AGAIN_SHARD = [  # the same mistakes in other words
         lambda seed, epoch, samples, rank, size: _order(seed, epoch, samples)[rank::size][::-1],
     ),
     ("hash_of_text", _hash_of_tuple),
+    ("unseeded", lambda seed, epoch, samples, rank, size: _order(int(time.time()), epoch, samples)[rank::size]),
     ("pads", _pads_in_blocks),
     ("drops_tail", _drops_in_blocks),
     ("seed_with_rank", _random_part),

@@ -45,8 +45,9 @@ def asks_the_group(e: Evidence, wrong: Wrong) -> str | None:
 def unseeded(e: Evidence, wrong: Wrong) -> str | None:
     if _disagree(e):
         return (
-            "The order comes from a generator that is not seeded here: each rank shuffles in another way, so some "
-            "samples are seen twice and some never. Make a generator from seed and epoch inside the function."
+            "The order comes from a generator that is not seeded here, or seeded with what differs between ranks, such "
+            "as the time: each shuffles in another way, so some samples are seen twice and some never. Make a "
+            "generator from seed and epoch inside the function."
         )
     return None
 
