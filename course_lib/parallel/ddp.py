@@ -78,11 +78,14 @@ def wrap(module: nn.Module, example: torch.Tensor, options: DDPOptions = DEFAULT
     forward raises a RuntimeError that names them.
 
     Raises ValueError for options that do not go together; see `DDPOptions` and `check`. And TypeError for what is no
-    module, or is one that was wrapped before: gradients would be averaged twice.
+    module, is one that was wrapped before (gradients would be averaged twice), or does not return a tensor; and
+    RuntimeError when there is no process group yet.
     """
     if not isinstance(module, nn.Module) or isinstance(module, DistributedDataParallel):
         raise TypeError(f"module is a {type(module).__name__}: give a torch.nn.Module that is not wrapped yet.")
     check(options)
+    if not dist.is_initialized():
+        raise RuntimeError("wrap() needs the process group: call torch.distributed.init_process_group before it.")
     group = None if options.timeout_s is None else dist.new_group(timeout=timedelta(seconds=options.timeout_s))
     device = example.device
     model = CheckedDDP(
@@ -112,7 +115,10 @@ def settle_buckets(model: DistributedDataParallel, example: torch.Tensor) -> Non
     training = model.training
     model.eval()
     for _ in range(2 if model.static_graph else 1):
-        (model(torch.zeros_like(example)).sum() * 0).backward()
+        output = model(torch.zeros_like(example))
+        if not isinstance(output, torch.Tensor):
+            raise TypeError(f"{type(model.module).__name__} returns a {type(output).__name__}: a tensor is needed.")
+        (output.sum() * 0).backward()
         model.zero_grad(set_to_none=True)
     model.train(training)
 

@@ -131,3 +131,14 @@ def test_what_is_no_module_is_refused(module):
 def test_a_wrapped_model_is_not_wrapped_again():
     with pytest.raises(TypeError, match=r"module is a CheckedDDP"):
         wrap(wrap(net(), torch.zeros(2, 6)), torch.zeros(2, 6))
+
+
+def test_wrapping_before_the_process_group_is_refused():
+    with pytest.raises(RuntimeError, match=r"call torch\.distributed\.init_process_group before it"):
+        wrap(net(), torch.zeros(2, 6))
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_module_that_returns_no_tensor_is_refused():
+    with pytest.raises(TypeError, match="LSTM returns a tuple: a tensor is needed"):
+        wrap(nn.LSTM(6, 5), torch.zeros(2, 6))
