@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from course_lib.launch.arguments import cwd as current_folder
+from course_lib.launch.errors import RunInterrupted
 from course_lib.launch.supervise import can_fork, exclusive
 
 
@@ -31,7 +32,7 @@ def torchrun(
     on_tick  called about five times a second in the calling thread
     timeout  seconds; then the program is stopped as below and TimeoutError is raised
     grace    on Ctrl-C or at the timeout torchrun gets SIGTERM, so that the ranks can save; after `grace` seconds,
-             or at a second Ctrl-C, all are killed. Then KeyboardInterrupt is raised.
+             or at a second Ctrl-C, all are killed. Then RunInterrupted is raised.
     start    "fork": by a torchrun that has torch imported already, which saves seconds a rank; "torchrun": the plain
              command; "auto": fork on Linux without an NVIDIA driver
     restarts how often torchrun starts all ranks again when one has failed
@@ -62,7 +63,7 @@ def torchrun(
                 current.end()
                 if late:
                     raise TimeoutError(f"The program was stopped after {timeout:.0f} s, the time given to it.")
-                raise KeyboardInterrupt
+                raise RunInterrupted("Interrupted: the program has ended.")
         if on_tick:
             on_tick()
         assert current.exit_code is not None

@@ -82,7 +82,7 @@ class KillButton:
                 self._thread.join(0.05)
         except KeyboardInterrupt:
             self.stop()
-            raise
+            raise notebook.interrupted(self.folder) from None
         if self.problem:
             raise self.problem
         assert self.run is not None

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from course_lib.launch import scratch, torchrun
+from course_lib.launch import RunInterrupted, scratch, torchrun
 from course_lib.train.cli import parse
 from course_lib.train.config import check
 from course_lib.train.display import Live, Progress
@@ -106,8 +106,7 @@ def follow(
                 module="course_lib.train.main",
             )  # fmt: skip
         except KeyboardInterrupt:
-            print(f"Stopped. To continue: train(..., dir={str(folder)!r}).", flush=True)
-            raise
+            raise interrupted(folder) from None
         except TimeoutError as late:
             raise TimeoutError(f"{late} To continue: train(..., dir={str(folder)!r}).") from None
         finally:
@@ -117,6 +116,11 @@ def follow(
                 with suppress(OSError):  # the log is a convenience; the run itself is complete without it
                     shutil.copy(log, folder / "output.log")
     return judge(folder, before, output)
+
+
+def interrupted(folder: Path) -> RunInterrupted:
+    """What the notebook's stop button leads to, in words."""
+    return RunInterrupted(f"Stopped. To continue: train(..., dir={str(folder)!r}).")
 
 
 def stamp(folder: Path) -> int:

@@ -1,5 +1,7 @@
 """The course in a real browser: lesson 00, a picture that moves, and runs that are stopped half-way."""
 
+import json
+
 import psutil
 import pytest
 
@@ -32,6 +34,14 @@ def linger():
     time.sleep(100)
 
 run(linger, ranks=2, timeout=90)"""
+
+BUTTON = """\
+import json
+from course_lib import show
+
+options = {"optim.epochs": 400, "run.save_every": 10, "run.keep": 1}
+panel = show.kill_button("digits", ranks=2, dir="hurt", restarts=1, **options)
+panel"""
 
 
 def errors(cells):
@@ -142,3 +152,35 @@ def begin_lingering(lab, desk):
     desk.run_cell(0)
     lab.until(lambda: all(file.exists() and file.read_text() for file in files), 60, "two ranks run")
     return [psutil.Process(int(file.read_text())) for file in files]
+
+
+def test_a_button_kills_a_rank_and_the_run_goes_on_until_it_is_stopped(lab, desk):
+    file = lab.write("button.ipynb", BUTTON, "panel.wait()", "print(*panel.kills, json.load(open('hurt/status.json')))")
+    desk.open("button.ipynb")
+    desk.run_cell(0)
+    killed, progress = desk.page.get_by_text("kill -9 rank 1"), lab.folder / "hurt/metrics.jsonl"
+    killed.wait_for(timeout=60_000)
+    lab.until(lambda: last_step(progress) > 20, 60, "the run begins")
+    killed.click()
+    desk.page.get_by_text("rank 1 was killed after step").wait_for(timeout=30_000)
+    lab.until(lambda: len(starts := rows(progress, "start")) == 2 and last_step(progress) > starts[1]["step"], 90, "on")
+    desk.shoot("button_pressed")
+    desk.run_cell(1)
+    desk.page.wait_for_timeout(500)
+    desk.menu("Kernel", "Interrupt Kernel")
+    desk.wait_idle(60)
+    desk.run_cell(2)
+    desk.page.get_by_text("'status': 'stopped'").wait_for(timeout=30_000)
+    cells = [cell for cell in desk.save(file).cells if cell.cell_type == "code"]
+    assert [error.ename for error in errors(cells)] == ["RunInterrupted"]
+    assert rows(progress, "start")[1]["step"] >= 10
+
+
+def rows(file, event):
+    """Of metrics.jsonl; the last line may be half written."""
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
+    return [row for row in map(json.loads, lines) if row["event"] == event]
+
+
+def last_step(file):
+    return max((row["step"] for row in rows(file, "train")), default=0)

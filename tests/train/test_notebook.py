@@ -13,6 +13,7 @@ import pytest
 
 import course_lib.train
 from course_lib import train
+from course_lib.launch import RunInterrupted
 from course_lib.train.curve import curve_svg
 from course_lib.train.display import Live, Progress
 from course_lib.train.errors import ConfigError
@@ -137,7 +138,7 @@ def test_what_the_ranks_refuse_is_one_sentence(trained):
     assert TrainRun.read(run.dir).status == "finished"
 
 
-def test_interrupt_saves_and_leaves_nothing(tmp_path, processes_with, capsys):
+def test_interrupt_saves_and_leaves_nothing(tmp_path, processes_with):
     folder = tmp_path / "run"
 
     def interrupt():
@@ -150,10 +151,10 @@ def test_interrupt_saves_and_leaves_nothing(tmp_path, processes_with, capsys):
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(RunInterrupted) as caught:
         train("digits", ranks=2, timeout=170, dir=folder, **{"optim.epochs": 2000, "model.width": 4})
     thread.join()
-    assert f"To continue: train(..., dir={str(folder)!r})" in capsys.readouterr().out
+    assert str(caught.value) == f"Stopped. To continue: train(..., dir={str(folder)!r})."
     run = TrainRun.read(folder)
     assert run.status == "stopped"
     assert "received SIGTERM" in run.why
