@@ -10,12 +10,15 @@ COMMANDS = {
     "doctor": ("course_lib.cluster.doctor", "is this machine fit for the course? (--json for programs)"),
     "check": ("course_lib.check.command", "check exercises: course check exercises/*/*.ipynb"),
     "soak": ("course_lib.train.soak", "kill a training run again and again; are its promises kept?"),
-    "bench": ("course_lib.cli", "measure side by side: course bench launch, ring or hooks"),
+    "report": ("course_lib.show.report", "one HTML page about a training run: course report RUN"),
+    "bench": ("course_lib.cli", "measure side by side: course bench launch, ring, hooks, loop or scaling"),
 }
 BENCHES = {
     "launch": ("course_lib.launch.bench", "from the call to results, against plain torchrun"),
     "ring": ("course_lib.collectives.bench", "the course's all-reduce against gloo, TCP and memory limits"),
     "hooks": ("course_lib.parallel.bench_hooks", "a training step with gloo against the course's shared-memory hook"),
+    "loop": ("course_lib.train.bench_loop", "the training loop against bare DDP, Fabric, Accelerate and the Trainer"),
+    "scaling": ("course_lib.train.bench_scaling", "training on 1 against N ranks, and what stands in the way of N"),
 }
 
 
