@@ -33,6 +33,8 @@ __all__ = [
     "train",
     "learning_rate",
     "update",
+    "where_time_goes",
+    "thief",
 ]
 
 
@@ -122,3 +124,13 @@ def checkpoints(Checkpoints: Callable[..., Any]) -> Verdict:
 def train(train: Callable[..., Any]) -> Verdict:
     """Exercise 10, second part: a loop that is killed and started again, on three real ranks."""
     return _judge("check_train", train)
+
+
+def where_time_goes(where_time_goes: Callable[..., Any]) -> Verdict:
+    """Exercise 11, first part: a trace as milliseconds of each rank by part."""
+    return _judge("check_where_time_goes", where_time_goes)
+
+
+def thief(thief: Callable[..., Any]) -> Verdict:
+    """Exercise 11, second part: the rank that makes all wait, and why."""
+    return _judge("check_thief", thief)

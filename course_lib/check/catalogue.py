@@ -37,4 +37,6 @@ GRADED = {
     "check_update": Graded("recipe_update"),
     "check_checkpoints": Graded("surviving_checkpoints_mistakes"),
     "check_train": Graded("surviving_train_mistakes"),
+    "check_where_time_goes": Graded("where_time_goes"),
+    "check_thief": Graded("where_time_thief"),
 }

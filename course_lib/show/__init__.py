@@ -5,6 +5,7 @@ loss(t, ...)  the training loss of one or several runs
 ring(r)       step by step, what is summed where, for r = run(show.tracked(my_all_reduce), ranks=4)
 timeline(r)   what each rank computes and what it sends, for r = run(show.profiled(train_steps), ranks=2);
               overlap(r) is the same in numbers
+spans(trace)  what each rank did, from a plain list of (rank, kind, start, end) in microseconds
 shards(s, n)  which of n samples each rank sees: repeated and missing ones stand out
 difference(one, runs)  how far the weights of several ranks are from those of one process, step by step
 curves(lines, x, y)  numbers by step, one line for each way to do something
@@ -27,6 +28,7 @@ _HOME = {
     "profiled": "course_lib.parallel.profiled",
     "shards": "course_lib.show.shards_picture",
     "difference": "course_lib.show.difference_picture",
+    "spans": "course_lib.show.spans_picture",
     "loss": "course_lib.show.loss_picture",
     "curves": "course_lib.show.curves_picture",
     "cost": "course_lib.show.cost_picture",
