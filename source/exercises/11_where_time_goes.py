@@ -3,8 +3,8 @@
 #
 # **Difficulty** medium · **Time** 25 and 20 minutes · **You write** about 15 and 15 lines · **Points** 6 and 6
 #
-# You get a trace: a list of `(rank, kind, start, end)`, in **micro**seconds, in no order. You find out where each rank's
-# time went, and who makes all of them wait.
+# You get a trace: a list of `(rank, kind, start, end)`, in **micro**seconds, in no order. You find out where each
+# rank's time went, and who makes all of them wait.
 #
 # | kind | |
 # |---|---|
@@ -44,11 +44,11 @@
 #                                             [-----------]    a second bucket
 # ```
 #
-# compute is 2 to 8, which makes 6 ms, not 7. Communication goes from 6 to 10; 8 to 10 is exposed: 2 ms. Data from 0 to 2:
-# 2 ms, as the worker is beside computing, and from 8 to 9 beside exposed communication. Idle 0.
+# compute is 2 to 8, which makes 6 ms, not 7. Communication goes from 6 to 10; 8 to 10 is exposed: 2 ms. Data from 0
+# to 2: 2 ms, as the worker is beside computing, and from 8 to 9 beside exposed communication. Idle 0.
 #
-# **A hint.** Sort the pieces by their start, and join those that touch: that is a union. And "communication, but not while
-# computing" is as long as *both together* minus *computing*.
+# **A hint.** Sort the pieces by their start, and join those that touch: that is a union. And "communication, but not
+# while computing" is as long as *both together* minus *computing*.
 
 # %%
 import time
@@ -150,8 +150,8 @@ check.where_time_goes(where_time_goes)
 # 1. **Who?** The k-th communication of each rank, by its start, is the same collective. In it a rank waits from its own
 #    start until the last rank's start. Add that up over all collectives. The suspect is the rank that waits **least**.
 # 2. **How much?** The others *lose* as much as their exposed time, on average, is longer than the suspect's.
-# 3. **Is it worth a word?** `None` when they lose less than a tenth of the step. `None`, too, when they lose less than the
-#    suspect's own exposed time: then the network is the limit. And `None` for one rank alone.
+# 3. **Is it worth a word?** `None` when they lose less than a tenth of the step. `None`, too, when they lose less
+#    than the suspect's own exposed time: then the network is the limit. And `None` for one rank alone.
 # 4. **Why?** The kind of which the suspect has most *more* than the others on average.
 #
 # Not the rank with the longest communication: that one waits. No comparison in the check is a close one.
@@ -184,9 +184,10 @@ def thief(spans):
 # %% [markdown]
 # ### See it run
 #
-# On your own trace: rank 2 sleeps, so it neither computes nor loads. In a second one rank 1 makes its batches itself, with
-# operators, before forward. **Predict:** which kind is that? (A profiler knows nothing of data. It sees operators, and
-# calls all before backward "forward"; who wants `"data"` in a trace marks it, with `torch.profiler.record_function`.)
+# On your own trace: rank 2 sleeps, so it neither computes nor loads. In a second one rank 1 makes its batches itself,
+# with operators, before forward. **Predict:** which kind is that? (A profiler knows nothing of data. It sees
+# operators, and calls all before backward "forward"; who wants `"data"` in a trace marks it, with
+# `torch.profiler.record_function`.)
 
 # %% tags=["show"]
 print("sleeps:              ", thief(sleeps))
