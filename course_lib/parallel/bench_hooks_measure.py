@@ -44,7 +44,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {"resnet18": r
 
 @dataclass(frozen=True)
 class Times:
-    """What one rank, or the slowest of all, found for one model: seconds a step, one for each round."""
+    """What one rank, or the slowest of all, found for one model: seconds (here a step), one for each round."""
 
     nbytes: int  # of all gradients
     seconds: dict[str, list[float]]

@@ -2,27 +2,17 @@
 
 import argparse
 import json
-import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
-
+from course_lib.cluster.cores import cores
 from course_lib.collectives.bench import machine
 from course_lib.collectives.bench_measure import words
 from course_lib.collectives.bench_progress import progress
+from course_lib.parallel.bench_hooks_measure import Times, over_ranks
 from course_lib.train.bench_loop_rows import Spread, spread
-from course_lib.train.bench_scaling_measure import (
-    APART,
-    CONTENDERS,
-    LOADS,
-    ONE,
-    ONE_AGAIN,
-    Found,
-    measure,
-    over_ranks,
-)
+from course_lib.train.bench_scaling_measure import APART, CONTENDERS, LOADS, ONE, ONE_AGAIN, measure
 
 NOTE = """\
 Weak scaling: the same batch a rank. Samples/s counts the slowest rank. "of 1 rank" is rate / (ranks at work x rate of
@@ -48,7 +38,7 @@ class Row:
     of_ceiling: Spread | None
 
 
-def rows_of(ranks: int, steps: int, found: dict[str, Found]) -> list[Row]:
+def rows_of(ranks: int, steps: int, found: dict[str, Times]) -> list[Row]:
     """Rates and efficiencies; `steps` of a block, 0: those of the load."""
     rows = []
     for load, result in found.items():
@@ -87,11 +77,6 @@ def table(rows: list[Row]) -> str:
 
 def _share(part: Spread | None) -> str:
     return f"{part.middle:>6.1%}  {part.low:.1%} – {part.high:.1%}" if part else ""
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count()
 
 
 def warning(ranks: int) -> str:

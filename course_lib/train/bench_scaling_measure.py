@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from course_lib.parallel.bench_hooks_measure import Times
+from course_lib.parallel.ddp import gradient_bytes
 from course_lib.train.model import ModelConfig, build
 
 ONE, ONE_AGAIN, APART, ALL, ALL_AGAIN = "1 rank", "1 rank, again", "N apart", "N ranks", "N ranks, again"
@@ -43,14 +45,6 @@ LOADS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Found:
-    """What one rank, or the slowest of all, found for one load."""
-
-    nbytes: int  # of all gradients
-    seconds: dict[str, list[float]]  # by contender, of a block, one for each round; 0 on ranks that slept
-
-
 class Trained:
     """One contender's network with its group, on this rank."""
 
@@ -69,8 +63,11 @@ class Trained:
         self.optimizer.zero_grad()
 
 
-def measure(names: list[str], rounds: int, steps: int) -> dict[str, Found]:
-    """For each load. `steps` are timed together; 0: as many as the load says. Raises RuntimeError for unequal ends."""
+def measure(names: list[str], rounds: int, steps: int) -> dict[str, Times]:
+    """For each load: seconds of a block, one for each round; 0 on ranks that slept.
+
+    `steps` are timed together; 0: as many as the load says. Raises RuntimeError for unequal ends.
+    """
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
     found = {}
     for name in names:
@@ -79,8 +76,7 @@ def measure(names: list[str], rounds: int, steps: int) -> dict[str, Found]:
         runs = {way: Trained(load, group) for way, group in groups.items()}
         seconds = alternate({way: run.step for way, run in runs.items()}, rounds, steps or load.steps, name)
         verify({way: run.module for way, run in runs.items()})
-        nbytes = sum(p.numel() * p.element_size() for p in runs[ONE].module.parameters())
-        found[name] = Found(nbytes, seconds)
+        found[name] = Times(gradient_bytes(runs[ONE].module), seconds)
     return found
 
 
@@ -115,17 +111,3 @@ def verify(modules: dict[str, nn.Module]) -> None:
     dist.broadcast(first, src=0)
     if not torch.equal(first, weights[ALL]):
         raise RuntimeError(f"Rank {dist.get_rank()} ends with other weights than rank 0 in '{ALL}'.")
-
-
-def over_ranks(results: list[dict[str, Found]]) -> dict[str, Found]:
-    """One rank's times made of those of all: the slowest counts."""
-    return {
-        name: Found(
-            first.nbytes,
-            {
-                way: [max(at_once) for at_once in zip(*(r[name].seconds[way] for r in results), strict=True)]
-                for way in first.seconds
-            },
-        )
-        for name, first in results[0].items()
-    }

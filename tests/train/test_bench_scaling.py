@@ -6,26 +6,16 @@ import pytest
 from torch import nn
 
 from course_lib import cli
+from course_lib.parallel.bench_hooks_measure import Times, over_ranks
 from course_lib.train import bench_scaling
 from course_lib.train.bench_scaling import rows_of, table, warning
-from course_lib.train.bench_scaling_measure import (
-    ALL,
-    ALL_AGAIN,
-    APART,
-    CONTENDERS,
-    LOADS,
-    ONE,
-    ONE_AGAIN,
-    Found,
-    over_ranks,
-    verify,
-)
+from course_lib.train.bench_scaling_measure import ALL, ALL_AGAIN, APART, CONTENDERS, LOADS, ONE, ONE_AGAIN, verify
 
 
-def made_up(ranks_seconds: tuple[float, ...] = (1.25, 2.0, 10.0)) -> dict[str, Found]:
+def made_up(ranks_seconds: tuple[float, ...] = (1.25, 2.0, 10.0)) -> dict[str, Times]:
     """Blocks of 5 steps with 16 samples a rank. One rank takes 1, 1, 2 s, three ranks apart 1, 1.25, 4 s."""
     seconds = {ONE: [1, 1, 2], ONE_AGAIN: [2, 1, 1.6], APART: [1, 1.25, 4]}
-    return {"compute": Found(2 << 20, seconds | {ALL: list(ranks_seconds), ALL_AGAIN: list(ranks_seconds)})}
+    return {"compute": Times(2 << 20, seconds | {ALL: list(ranks_seconds), ALL_AGAIN: list(ranks_seconds)})}
 
 
 def test_rates_and_efficiencies():
