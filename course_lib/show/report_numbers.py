@@ -4,7 +4,7 @@ from collections import Counter
 
 from course_lib.show.report_read import Seen, is_number, middle, whole
 from course_lib.show.report_rows import rows
-from course_lib.train.pace import LEAST, TIMES
+from course_lib.train.pace import stands_out
 
 MOST = 0.75  # of the rows in which a straggler is slow by far; two equal ranks take turns
 
@@ -111,10 +111,7 @@ def straggler_sentence(seen: Seen) -> str:
         f"Rank {rank} was the slowest in {times} of {len(named)} rows. In these it needed {ms(own)} a step before it "
         f"waited for anybody, and the others {ms(others)} (medians)"
     )
-    slow = sum(
-        row["slowest_rank"] == rank and row["slowest_s"] > max(TIMES * row["others_s"], row["others_s"] + LEAST)
-        for row in named
-    )
+    slow = sum(row["slowest_rank"] == rank and stands_out(row["slowest_s"], row["others_s"]) for row in named)
     if slow >= MOST * len(named):
         return f"{text}. It was slow by far in {slow} rows: it is a straggler, and the others wait for it."
     if slow:

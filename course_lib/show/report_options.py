@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from course_lib.show.report_read import Seen
+from course_lib.train.cli import words
 from course_lib.train.config import as_json
 from course_lib.train.data import settled
 from course_lib.train.errors import ConfigError
@@ -56,18 +57,12 @@ def _defaults(seen: Seen) -> dict[str, dict[str, Any]]:
 
 def command(seen: Seen) -> str:
     """What starts this run again; with the same run folder it goes on. For one machine: nodes are not recorded."""
-    words = ["torchrun", "--standalone", f"--nproc-per-node={max(seen.ranks, 1)}", "-m", "course_lib.train"]
-    words.append(str(seen.run.facts.get("recipe") or "RECIPE"))
     known = bool(_defaults(seen))
-    for option in options(seen):
-        if option.name not in OF_A_LAUNCH and (option.differs or not known):
-            words += _words(option)
-    words += ["--run.dir", str(seen.run.dir)]
-    return " ".join(shlex.quote(word) for word in words)
-
-
-def _words(option: Option) -> list[str]:
-    part, _, name = option.name.partition(".")
-    if isinstance(option.value, bool):
-        return [f"--{option.name}" if option.value else f"--{part}.no_{name}"]
-    return [f"--{option.name}", str(option.value)]
+    given = {
+        option.name: option.value
+        for option in options(seen)
+        if option.name not in OF_A_LAUNCH and (option.differs or not known)
+    }
+    recipe = str(seen.run.facts.get("recipe") or "RECIPE")
+    line = ["torchrun", "--standalone", f"--nproc-per-node={max(seen.ranks, 1)}", "-m", "course_lib.train"]
+    return shlex.join([*line, *words(recipe, {**given, "run.dir": seen.run.dir})])

@@ -5,6 +5,7 @@ import difflib
 import io
 import re
 from dataclasses import replace
+from typing import Any
 
 import tyro
 
@@ -59,6 +60,22 @@ def parse(words: list[str]) -> Config:
     if unknown:
         raise ConfigError(unknown_word(unknown[0]))
     return config
+
+
+def words(recipe: str, options: dict[str, Any]) -> list[str]:
+    """The command line for keyword options.
+
+    >>> words("digits", {"optim.lr": 0.1, "data.strict": True, "data.drop_last": False})
+    ['digits', '--optim.lr', '0.1', '--data.strict', '--data.no_drop_last']
+    """
+    line = [recipe]
+    for name, value in options.items():
+        part, _, option = name.rpartition(".")
+        if isinstance(value, bool) and part:  # without a part it is no option, and parse says so
+            line.append(f"--{name}" if value else f"--{part}.no_{option}")
+        else:
+            line += [f"--{name}", str(value)]
+    return line
 
 
 def sentence(box: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from course_lib.launch import RunInterrupted, scratch, torchrun
-from course_lib.train.cli import parse
+from course_lib.train.cli import parse, words
 from course_lib.train.config import check
 from course_lib.train.display import Live, Progress
 from course_lib.train.errors import ConfigError
@@ -23,22 +23,6 @@ class TrainError(RuntimeError):
 
     def _render_traceback_(self) -> list[str]:
         return [f"TrainError: {self}"]  # a notebook shows this instead of the frames of this file
-
-
-def words(recipe: str, options: dict[str, Any]) -> list[str]:
-    """The command line for keyword options.
-
-    >>> words("digits", {"optim.lr": 0.1, "data.strict": True, "data.drop_last": False})
-    ['digits', '--optim.lr', '0.1', '--data.strict', '--data.no_drop_last']
-    """
-    line = [recipe]
-    for name, value in options.items():
-        part, _, option = name.rpartition(".")
-        if isinstance(value, bool) and part:  # without a part it is no option, and parse says so
-            line.append(f"--{name}" if value else f"--{part}.no_{option}")
-        else:
-            line += [f"--{name}", str(value)]
-    return line
 
 
 def train(

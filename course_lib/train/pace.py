@@ -70,6 +70,11 @@ def compare(own: list[float]) -> dict[str, float]:
     return {"slowest_rank": slowest, "slowest_s": own[slowest], "others_s": others}
 
 
+def stands_out(own: float, others: float) -> bool:
+    """Whether a rank with so many seconds a step is slow beside the others'."""
+    return own > max(TIMES * others, others + LEAST)
+
+
 class Suspicion:
     """From row to row: names a rank that is slow in IN_A_ROW steps one after the other, once."""
 
@@ -81,7 +86,7 @@ class Suspicion:
         if "slowest_rank" not in row:
             return None
         rank, own, others = row["slowest_rank"], row["slowest_s"], row["others_s"]
-        slow = own > max(TIMES * others, others + LEAST)
+        slow = stands_out(own, others)
         self.steps = (self.steps if rank == self.rank else 0) + steps if slow else 0
         self.rank = rank
         if self.steps < IN_A_ROW or rank in self.named:
