@@ -103,6 +103,19 @@ def test_exercise_has_the_stub_and_the_grader_s_marks(course: Path):
     assert (marks["grade_id"], marks["locked"], marks["grade"]) == ("remark", True, False)
 
 
+def test_a_cell_can_be_a_file_beside_the_notebook(course: Path):
+    text = course / "source/exercises/01_ranks.py"
+    text.write_text(EXERCISE.replace('solution="double"', 'file="mine.py" solution="double"'))
+    notebooks.update(course)
+    solved, stub = (cells(course / f"{kind}/01_ranks/01_ranks.ipynb")[1] for kind in ("solutions", "exercises"))
+    assert "".join(solved["source"]).startswith("%%writefile mine.py\ndef double(x):\n")
+    assert "".join(stub["source"]).startswith("%%writefile mine.py\ndef double(x):\n")
+    assert "file" not in solved["metadata"] and stub["metadata"]["nbgrader"]["solution"]
+    text.write_text(EXERCISE.replace('solution="double"', 'file="../mine.py" solution="double"'))
+    with pytest.raises(source.SourceError, match="name of a Python file beside the notebook is needed"):
+        notebooks.update(course)
+
+
 def test_agrees_with_nbgrader_s_own_command(course: Path):
     notebooks.update(course)
     ours = cells(course / "exercises/01_ranks/01_ranks.ipynb")

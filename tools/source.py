@@ -6,6 +6,8 @@ what it is on that line, with its grade id; these words become nbgrader's metada
     # %% solution="ring_all_reduce"               the learner writes here; the text between the markers goes
     # %% graded="check_ring_all_reduce" points=4  read-only, and gives points
     # %% locked="set_up"                          read-only
+
+Any cell may say file="project.py": then it writes its text to that file, by %%writefile, instead of running it.
 """
 
 import hashlib
@@ -20,7 +22,7 @@ BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 NAME = re.compile(r"\d\d_[a-z0-9]+(_[a-z0-9]+)*")
 LONGEST_CELL = 25  # lines of code in a lesson's cell; longer ones do not fit beside their explanation
 KINDS = ("solution", "graded", "locked")
-ALLOWED = {*KINDS, "points", "tags", "lines_to_next_cell"}  # the last is jupytext's own
+ALLOWED = {*KINDS, "points", "file", "tags", "lines_to_next_cell"}  # the last is jupytext's own
 PINNED = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {
@@ -53,6 +55,8 @@ def read_source(path: Path, root: Path) -> NotebookNode:
     if faults:
         raise SourceError("\n".join(f"{where}: {fault}." for fault in faults))
     for cell in notebook.cells:
+        if "file" in cell.metadata:
+            cell.source = f"%%writefile {cell.metadata.file}\n{cell.source}"
         cell.metadata = _metadata(cell)
     return pin(notebook, where)
 
@@ -112,7 +116,7 @@ def _cell_faults(cell: NotebookNode, exercise: bool) -> list[str]:
     kinds = [kind for kind in KINDS if kind in options]
     unknown = sorted(set(options) - ALLOWED)
     if unknown:
-        faults.append(f"has {', '.join(unknown)!r} after '# %%'; known are solution, graded, points, locked, tags")
+        faults.append(f"has {', '.join(unknown)!r} after '# %%'; known: solution, graded, points, locked, file, tags")
     if not cell.source.strip():
         faults.append("is empty")
     if kinds and not exercise:
@@ -124,6 +128,8 @@ def _cell_faults(cell: NotebookNode, exercise: bool) -> list[str]:
         for kind in kinds
         if not re.fullmatch(r"[A-Za-z]\w*", str(options[kind]))
     ]
+    if "file" in options and not re.fullmatch(r"[a-z_]+\.py", str(options["file"])):
+        faults.append(f"has file={options['file']!r}; the name of a Python file beside the notebook is needed")
     points = options.get("points")
     if ("graded" in options) != (points is not None):
         faults.append("needs both graded and points, or neither")

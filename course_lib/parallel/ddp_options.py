@@ -1,10 +1,12 @@
 """The knobs of torch's DistributedDataParallel that this course uses, and which of them do not go together."""
 
+import inspect
 import math
 from dataclasses import dataclass
-from typing import Literal
 
-Hook = Literal["none", "fp16", "bf16", "powersgd", "onebit", "ring", "shared"]
+from course_lib.launch import named
+
+HOOKS = ("none", "fp16", "bf16", "powersgd", "onebit", "ring", "shared")
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,10 @@ class DDPOptions:
     """Walk through the graph before each backward, so that a step may leave parameters out. Costs time each step."""
     forward_sync_buffers: bool = True
     """Buffers (BatchNorm's statistics) of rank 0 go to all before a forward. torch once said broadcast_buffers."""
-    comm_hook: Hook = "none"
-    """How a bucket is averaged: by torch's all-reduce; in 16 bits; by PowerSGD; with 1 bit an element; or exactly, over
-    the course's own ring, or over memory that the ranks of one host share."""
+    comm_hook: str = "none"
+    """How a bucket is averaged. none: by torch's all-reduce; fp16, bf16: in 16 bits; powersgd; onebit: with 1 bit an
+    element; or exactly, ring: over the course's own ring, shared: over memory that the ranks of one host share; or
+    FILE.py:FUNCTION: by a DDP comm hook of one's own, which gets the process group as its state."""
     powersgd_rank: int = 1
     """Rank of PowerSGD's matrices: more is more exact, and more bytes."""
     powersgd_start: int = 10
@@ -47,8 +50,7 @@ def check(options: DDPOptions, accumulate: int = 1) -> None:
         value = getattr(options, name)
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name} must be a finite number greater than 0, or None, but is {value}.")
-    if options.comm_hook not in Hook.__args__:
-        raise ValueError(f"comm_hook must be one of {', '.join(Hook.__args__)}, but is {options.comm_hook!r}.")
+    _check_hook(options.comm_hook)
     for name, least in (("powersgd_rank", 1), ("powersgd_start", 2)):
         if getattr(options, name) < least:
             raise ValueError(f"{name} must be at least {least}, but is {getattr(options, name)}.")
@@ -60,6 +62,19 @@ def check(options: DDPOptions, accumulate: int = 1) -> None:
         )
     if options.static_graph and accumulate > 1:
         raise ValueError(f"static_graph does not go with accumulation ({accumulate} backwards an update). {NO_SYNC}")
+
+
+def _check_hook(name: str) -> None:
+    if not named.is_named(name):
+        if name not in HOOKS:
+            raise ValueError(f"comm_hook must be one of {', '.join(HOOKS)}, or FILE.py:FUNCTION, but is {name!r}.")
+        return
+    try:
+        inspect.signature(named.function(name)).bind("state", "bucket")
+    except named.NoFunction as problem:
+        raise ValueError(f"comm_hook {problem}") from None
+    except TypeError:
+        raise ValueError(f"comm_hook {name} must take two arguments, state and bucket, as DDP calls it.") from None
 
 
 NO_SYNC = (

@@ -43,7 +43,7 @@ class ModelConfig:
 
 def check(config: ModelConfig) -> None:
     """Raise ConfigError for a name that no network has, and for numbers that none can have."""
-    if config.name not in NAMES and not own.is_own(config.name):
+    if config.name not in NAMES and not own.is_named(config.name):
         raise ConfigError(
             f"There is no network {config.name!r}; --model.name can be {', '.join(NAMES)} or FILE.py:FUNCTION."
         )
@@ -130,7 +130,7 @@ def check_memory(config: ModelConfig, shape: tuple[int, ...], classes: int) -> N
 
 
 def _network(config: ModelConfig, shape: tuple[int, ...], classes: int) -> nn.Module:
-    if own.is_own(config.name):
+    if own.is_named(config.name):
         return own.network(config.name, shape, classes)
     if config.name == "mlp":
         return mlp(shape, classes, config.width, config.dropout)

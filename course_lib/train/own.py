@@ -1,60 +1,25 @@
 """A recipe, a data set or a network of one's own: FILE.py:FUNCTION, wherever the name of one is expected."""
 
-import re
-import sys
 from collections.abc import Callable
-from importlib import import_module, invalidate_caches, reload
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from course_lib.launch import named
+from course_lib.launch.named import is_named, split
 from course_lib.train.errors import ConfigError
 
-_OWN = re.compile(r"(.+\.py):(\w+)")
-_loaded: dict[str, int] = {}  # module name: when its file was written last, in ns
-
-
-def is_own(name: str) -> bool:
-    """Whether the name is a function in a Python file."""
-    return _OWN.fullmatch(name) is not None
-
-
-def split(name: str) -> tuple[Path, str]:
-    """The file, absolute, and the function; the file is looked for in the current folder when it is relative."""
-    file, wanted = _OWN.fullmatch(name).groups()
-    return Path(file).resolve(), wanted
+__all__ = ["data", "function", "is_named", "network", "split"]
 
 
 def function(name: str) -> Callable[..., Any]:
-    """The function that FILE.py:FUNCTION names.
-
-    Raises ConfigError when file or function are not there. What the file itself raises passes.
-    """
-    path, wanted = split(name)
-    if not path.is_file():
-        raise ConfigError(f"{name}: there is no file {path}.")
-    found = getattr(_module(name, path), wanted, None)
-    if not callable(found):
-        raise ConfigError(f"{name}: {path.name} has no function {wanted}.")
-    return found
-
-
-def _module(name: str, path: Path) -> ModuleType:
-    """The file as an ordinary module, so that loader processes, which import it anew, find it too."""
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    written = path.stat().st_mtime_ns
-    invalidate_caches()  # it may have been written a moment ago
-    module = import_module(path.stem)
-    if Path(getattr(module, "__file__", None) or "").resolve() != path:
-        raise ConfigError(f"{name}: another module is called {path.stem}, too; give the file another name.")
-    if _loaded.setdefault(path.stem, written) != written:  # a notebook's kernel lives longer than a file stays the same
-        module, _loaded[path.stem] = reload(module), written
-    return module
+    """The function that FILE.py:FUNCTION names. Raises ConfigError when file or function are not there."""
+    try:
+        return named.function(name)
+    except named.NoFunction as problem:
+        raise ConfigError(str(problem)) from None
 
 
 def data(name: str) -> tuple[Dataset, Dataset, int]:

@@ -107,7 +107,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
 
 def find(name: str) -> Callable[[], Config]:
     """The recipe of that name, or the one in FILE.py:FUNCTION."""
-    if own.is_own(name):
+    if own.is_named(name):
         return one_s_own(name)
     if name not in RECIPES:
         raise ConfigError(f"There is no recipe {name!r}; the recipes are {', '.join(RECIPES)}, or FILE.py:FUNCTION.")
@@ -122,7 +122,7 @@ def one_s_own(name: str) -> Callable[[], Config]:
     made, file = own.function(name), name.rpartition(":")[0]
 
     def as_given(value: str) -> str:
-        mine = own.is_own(value) and own.split(value)[0] == own.split(name)[0]
+        mine = own.is_named(value) and own.split(value)[0] == own.split(name)[0]
         return f"{file}:{own.split(value)[1]}" if mine else value
 
     @wraps(made)
@@ -130,7 +130,11 @@ def one_s_own(name: str) -> Callable[[], Config]:
         config = made()
         if not isinstance(config, Config):
             raise ConfigError(f"{name} must return a Config, but returns {type(config).__name__}.")
-        data = replace(config.data, name=as_given(config.data.name))
-        return replace(config, data=data, model=replace(config.model, name=as_given(config.model.name)))
+        return replace(
+            config,
+            data=replace(config.data, name=as_given(config.data.name)),
+            model=replace(config.model, name=as_given(config.model.name)),
+            ddp=replace(config.ddp, comm_hook=as_given(config.ddp.comm_hook)),
+        )
 
     return complete

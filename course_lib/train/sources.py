@@ -150,7 +150,7 @@ def open_data(config: DataConfig, seed: int, env: Environment) -> Data:
         "synthetic": synthetic,
     }
     with env.together():
-        open_it = one_s_own if own.is_own(config.name) else kinds.get(config.name.partition(":")[0])
+        open_it = one_s_own if own.is_named(config.name) else kinds.get(config.name.partition(":")[0])
         if config.side and config.name.partition(":")[0] in ("digits", "synthetic"):
             raise ConfigError(f"--data.side does not apply to {config.name}, whose images have one size.")
         if open_it is None or (config.name.startswith("digits") and config.name != "digits"):

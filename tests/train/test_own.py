@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from course_lib.train import own, sources
+from course_lib.train import config, own, sources
 from course_lib.train.cli import Help, parse
 from course_lib.train.data import DataConfig
 from course_lib.train.errors import ConfigError
@@ -44,6 +45,64 @@ def test_readme_s_example_learns(launch, example, read_rows, read_status):
     assert read_status(folder)["status"] == "finished"
 
 
+HOOK = """
+import torch
+import torch.distributed as dist
+from course_lib.train.config import Config, DDPOptions
+
+def recipe():
+    return Config(ddp=DDPOptions(comm_hook=f"{__file__}:average"))
+
+def average(group, bucket):
+    mine = bucket.buffer()
+    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, mine, group=group)
+    done = torch.futures.Future()
+    done.set_result(torch.stack(parts).mean(0))
+    with open(f"calls_{dist.get_rank()}", "a") as file:
+        file.write(f"{bucket.buffer().numel()}\\n")
+    return done
+
+def tensor(group, bucket):
+    return bucket.buffer()
+
+def alone(bucket):
+    return bucket
+"""
+
+
+def test_a_comm_hook_of_one_s_own_averages_the_gradients(launch, read_rows, tmp_path):
+    (tmp_path / "my_hook.py").write_text(HOOK)
+    words = "--model.dtype float64 --optim.epochs 1 --run.stop_after 5 --run.dir"
+    for recipe, folder in (("my_hook.py:recipe", "own"), ("digits", "torch")):
+        done = launch(f"{recipe} {words} {folder}", cwd=tmp_path)
+        assert done.codes == [75, 75], done.everything
+    facts = json.loads((tmp_path / "own" / "config.json").read_text())
+    assert facts["config"]["ddp"]["comm_hook"] == "my_hook.py:average"
+    calls = [(tmp_path / f"calls_{rank}").read_text().split() for rank in (0, 1)]
+    assert calls[0] == calls[1] and sum(map(int, calls[0])) == 5 * facts["parameters"]
+    own_rows, rows = (read_rows(tmp_path / folder, "train") for folder in ("own", "torch"))
+    assert len(rows) == 5
+    for key in ("loss", "grad_norm"):
+        assert [row[key] for row in own_rows] == pytest.approx([row[key] for row in rows], rel=1e-12)
+
+
+def test_a_comm_hook_that_ddp_cannot_call(launch, tmp_path, monkeypatch):
+    (tmp_path / "my_hook.py").write_text(HOOK)
+    wrong = launch("digits --ddp.comm_hook my_hook.py:tensor", cwd=tmp_path)
+    assert 1 in wrong.codes
+    assert "comm hook my_hook.py:tensor returned a Tensor, and DDP needs a torch.futures.Future" in wrong.everything
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, said in (
+        ("alone", "my_hook.py:alone must take two arguments, state and bucket"),
+        ("gone", "no function"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            config.check(parse(["digits", "--ddp.comm_hook", f"my_hook.py:{name}"]), 2)
+    sys.modules.pop("my_hook")
+
+
 FILE = '''
 from course_lib.train.config import Config, DataConfig, ModelConfig
 
@@ -64,7 +123,7 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    own.sys.modules.pop("a_recipe_of_mine", None)
+    sys.modules.pop("a_recipe_of_mine", None)
 
 
 def test_a_file_that_changed_is_read_again(mine):
