@@ -35,6 +35,8 @@ __all__ = [
     "update",
     "where_time_goes",
     "thief",
+    "zero_one",
+    "bubble",
 ]
 
 
@@ -134,3 +136,13 @@ def where_time_goes(where_time_goes: Callable[..., Any]) -> Verdict:
 def thief(thief: Callable[..., Any]) -> Verdict:
     """Exercise 11, second part: the rank that makes all wait, and why."""
     return _judge("check_thief", thief)
+
+
+def zero_one(ZeroOne: Callable[..., Any]) -> Verdict:
+    """Exercise 12, first part: an optimizer whose state is cut over the ranks, on 1 to 4 real ranks."""
+    return _judge("check_zero_one", ZeroOne)
+
+
+def bubble(bubble: Callable[..., Any]) -> Verdict:
+    """Exercise 12, second part: the part of the time in which a pipeline's stages wait."""
+    return _judge("check_bubble", bubble)

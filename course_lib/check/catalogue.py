@@ -39,4 +39,6 @@ GRADED = {
     "check_train": Graded("surviving_train_mistakes"),
     "check_where_time_goes": Graded("where_time_goes"),
     "check_thief": Graded("where_time_thief"),
+    "check_zero_one": Graded("zero_one"),
+    "check_bubble": Graded("bubble"),
 }

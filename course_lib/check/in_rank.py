@@ -116,6 +116,8 @@ def _error(error: BaseException, cells: dict[str, str]) -> dict[str, str]:
 
 
 def _hidden(file: str) -> bool:
+    if Path(file).name == "typing_extensions.py":  # around each function of torch that is deprecated
+        return True
     return file.startswith((str(Path(torch.__file__).parent), str(Path(watch.__file__).parents[1])))
 
 

@@ -54,10 +54,10 @@ class ZeroOne:
     def step(self) -> None:
         """Reduce-scatter the gradients, update this rank's part, all-gather the weights."""
         gradients = self._flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
-        dist.reduce_scatter_tensor(self.part.grad, gradients, group=self.group)
+        dist.reduce_scatter_single(self.part.grad, gradients, group=self.group)
         self.part.grad /= self.ranks
         self.optimizer.step()
-        dist.all_gather_into_tensor(self.flat, self.part.detach(), group=self.group)
+        dist.all_gather_single(self.flat, self.part.detach(), group=self.group)
 
     def zero_grad(self) -> None:
         """Let go of the model's gradients."""
