@@ -1,6 +1,5 @@
 """`train(...)`: the training loop, started from a notebook cell exactly as from a terminal."""
 
-import re
 import shlex
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ from course_lib.train.display import Live, Progress
 from course_lib.train.errors import ConfigError
 from course_lib.train.folder import default_dir
 from course_lib.train.record import TrainRun
+from course_lib.train.said import raised, spoken, tail
 
 
 class TrainError(RuntimeError):
@@ -117,8 +117,9 @@ def judge(folder: Path, before: int, output: str) -> TrainRun:
     """The run when it finished or stopped; otherwise one sentence and the traceback of the culprit."""
     if stamp(folder) == before:
         said = spoken(output)
-        if "Traceback (most recent call last)" in "\n".join(said):
-            raise TrainError("The run failed before its first step.\n\n" + "\n".join(said))
+        text = "\n".join(said)
+        if "Traceback (most recent call last)" in text or (text := raised(output)):
+            raise TrainError(f"The run failed before its first step.\n\n{text}")
         raise ConfigError(said[-1] if said else "torchrun ended before a rank had said a word.")
     run = TrainRun.read(folder)
     if run.status in ("finished", "stopped"):
@@ -126,19 +127,3 @@ def judge(folder: Path, before: int, output: str) -> TrainRun:
     if run.status == "failed":
         raise TrainError(f"The run failed: {run.why}.\n\n{run.details.get('traceback', '')}")
     raise TrainError(f"The run ended without a word at step {run.details.get('step')}: {run.why}.\n\n{tail(output)}")
-
-
-def spoken(output: str) -> list[str]:
-    """The lines that the ranks wrote, without torchrun's own report after them."""
-    lines = []
-    for text in output.splitlines():
-        if re.match(r"[WEIF]\d{4} \d\d:\d\d:\d\d", text) or text.startswith("torch.distributed.elastic"):
-            break
-        if text.strip():
-            lines.append(text.rstrip())
-    return lines
-
-
-def tail(output: str, lines: int = 30) -> str:
-    """The end of what was printed."""
-    return "\n".join(output.splitlines()[-lines:])

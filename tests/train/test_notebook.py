@@ -9,17 +9,20 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import course_lib.train
 from course_lib import train
 from course_lib.launch import RunInterrupted
+from course_lib.launch.supervise import supervisor
 from course_lib.train.curve import curve_svg
 from course_lib.train.display import Live, Progress
 from course_lib.train.errors import ConfigError
-from course_lib.train.notebook import TrainError, judge, spoken
+from course_lib.train.notebook import TrainError, judge
 from course_lib.train.notebook import train as train_function
 from course_lib.train.record import TrainRun
+from course_lib.train.said import spoken
 
 SHORT = {"model.width": 4, "optim.epochs": 2}
 
@@ -30,16 +33,6 @@ def test_the_package_is_also_a_function():
     code = "import sys; from course_lib import train; assert 'torch' not in sys.modules; print(callable(train))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "True\n", done.stderr
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_agent_left():
-    """train() starts the course's helper process, which would live as long as this test process."""
-    from course_lib.launch import supervise
-
-    yield
-    if supervise._current is not None:
-        supervise._current.close()
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +131,7 @@ def test_what_the_ranks_refuse_is_one_sentence(trained):
     assert TrainRun.read(run.dir).status == "finished"
 
 
-def test_interrupt_saves_and_leaves_nothing(tmp_path, processes_with):
+def test_interrupt_saves_and_leaves_nothing(tmp_path):
     folder = tmp_path / "run"
 
     def interrupt():
@@ -159,6 +152,7 @@ def test_interrupt_saves_and_leaves_nothing(tmp_path, processes_with):
     assert run.status == "stopped"
     assert "received SIGTERM" in run.why
     assert (folder / "checkpoints").exists()
+    assert psutil.Process(supervisor().agent).children(recursive=True) == []
 
 
 def failed_run(folder, **status):
@@ -176,6 +170,29 @@ def test_a_failure_shows_the_culprits_traceback(tmp_path):
         judge(folder, 0, "")
     assert str(caught.value) == "The run failed: rank 1 raised KeyError: 'x'.\n\nTraceback: x"
     assert caught.value._render_traceback_() == [f"TrainError: {caught.value}"]
+
+
+NETWORK = """
+from course_lib.train.config import Config, ModelConfig
+
+def network(shape, classes):
+    return a_slip
+
+def recipe():
+    return Config(model=ModelConfig(f"{__file__}:network"))
+"""
+
+
+def test_a_network_that_raises_shows_its_line_from_a_forked_start_too(tmp_path, monkeypatch):
+    (tmp_path / "slip.py").write_text(NETWORK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TrainError, match="The run failed before its first step") as raised:
+        train("slip.py:recipe", ranks=2, dir="run", timeout=100)
+    text = str(raised.value)
+    assert 'slip.py", line 5, in network' in text and text.endswith("NameError: name 'a_slip' is not defined")
+    assert "multiprocessing" not in text and "E" + time.strftime("%m%d") not in text
+    sys.modules.pop("slip")
 
 
 def test_a_killed_run_shows_the_last_output(tmp_path):
