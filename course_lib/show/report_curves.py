@@ -7,7 +7,7 @@ from html import escape
 from course_lib.show.report_chart import chart
 from course_lib.show.report_numbers import ms
 from course_lib.show.report_read import Seen, Series, middle
-from course_lib.show.report_rows import fresh, rows
+from course_lib.show.report_rows import rows
 
 
 @dataclass(frozen=True)
@@ -108,16 +108,17 @@ def _times(seen: Seen) -> Curve:
     see = f"The medians are {middle([v for _, v in data]) or 0:.1f} % for data"
     if comm:
         see += f" and {middle([v for _, v in comm]) or 0:.1f} % for all-reduces that backward could not hide, waiting "
-        see += "for the slowest rank included. That line has only the steps in which DDP read its clocks"
+        see += "for the slowest rank included"
     lines = {"waiting for data": data, "communication": comm}
     return Curve("What was not computing", "% of the time of a step", lines, f"{see}.")
 
 
 def _overlap(seen: Seen) -> Curve:
-    read = fresh(seen)
-    points = [(step, value * 100) for step, value in seen.series("overlap") if step in read]
-    see = f"The median is {middle([v for _, v in points]) or 0:.0f} %: so much of the communication went on while "
-    see += "backward still computed. The rest is the communication of the picture before."
+    points = [(step, value * 100) for step, value in seen.series("overlap")]
+    see = f"The median is {middle([v for _, v in points]) or 0:.0f} %: so much of rank 0's communication went on while "
+    see += (
+        "backward still computed. Known of the steps in which DDP read its clocks: its first ten, then each hundredth."
+    )
     return Curve("Overlap", "% of communication behind backward", {"overlap": points}, see)
 
 

@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from course_lib.show.report_read import Seen, is_number, whole
 from course_lib.train.checkpoint import saved, step_of
@@ -48,11 +49,17 @@ def events(seen: Seen) -> list[Event]:
 
 def _moment(seen: Seen) -> str:
     """When status.json was written, in UTC; a killed process wrote it before."""
-    at = seen.run.details.get("time")
-    if not is_number(at) or not 0 < at < 4e9:
-        return ""
-    word = "its last word: " if seen.run.status == "killed" else ""
-    return f" ({word}{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(at))} UTC)"
+    at = utc(seen.run.details.get("time"))
+    return f" ({'its last word: ' * (seen.run.status == 'killed')}{at} UTC)" if at else ""
+
+
+def utc(at: Any) -> str:
+    """A moment, given in seconds since 1970; empty for what is none.
+
+    >>> utc(1e9), utc("today")
+    ('2001-09-09 01:46:40', '')
+    """
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)) if is_number(at) and 0 < at < 4e9 else ""
 
 
 def _launches(seen: Seen) -> list[Event]:

@@ -52,11 +52,10 @@ def time_sentence(seen: Seen) -> str:
     known = rows(seen)
     if not known:
         return "No row of training tells how long its steps took."
-    read = [row for row in known if row.exposed is not None]
     kinds = {
         "waiting for data": [(row.data, row.seconds) for row in known if row.data is not None],
-        "communication that nothing hid": [(row.exposed, row.seconds) for row in read],
-        "the rest": [(row.rest, row.seconds) for row in read or known],
+        "communication that nothing hid": [(row.exposed, row.seconds) for row in known if row.exposed is not None],
+        "the rest": [(row.rest, row.seconds) for row in known],
     }
     parts = [
         f"{what} {middle([part / step for part, step in pairs]):.1%} ({ms(middle([part for part, _ in pairs]))})"
@@ -64,10 +63,7 @@ def time_sentence(seen: Seen) -> str:
         if pairs
     ]
     text = f"A step took {ms(middle([row.seconds for row in known]))} (median of {counted(known)}): {'; '.join(parts)}"
-    clocks = (
-        f"Communication and the rest are those of the {counted(read)} in which DDP read its clocks. " if read else ""
-    )
-    return f"{text}. {clocks}Each number is a median of its own, so they need not add up."
+    return f"{text}. Each number is a median of its own, so they need not add up."
 
 
 def counted(rows: list) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 
 from course_lib.train.folder import is_locked
 from course_lib.train.record import TrainRun
+from course_lib.train.status import outcome, read_status
 
 Series = list[tuple[int, float]]  # (step, value)
-GONE = "the processes ended without a word, by kill -9 or for lack of memory"
 
 
 class NoRun(Exception):
@@ -125,19 +125,13 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 def _status(seen: Seen) -> None:
     """What status.json says, and whether the processes are still there."""
-    run, path = seen.run, seen.run.dir / "status.json"
-    try:
-        details = json.loads(path.read_text())
-        run.details = {"status": str(details["status"]), "why": str(details.get("why", "")), **details}
-    except FileNotFoundError:
+    run = seen.run
+    run.details = read_status(run.dir)
+    if not run.details:
         seen.warnings.append("There is no status.json: the launch ended before its first step, or has just begun.")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    if run.details.get("status") == "unknown":
         seen.warnings.append("status.json cannot be read, so how the run ended is not known.")
-        run.status, run.why = "unknown", "status.json cannot be read"
-        return
-    run.status, run.why = str(run.details.get("status", "running")), str(run.details.get("why", ""))
-    if run.status == "running" and not _at_work(seen):
-        run.status, run.why = "killed", GONE
+    run.status, run.why = outcome(run.details, at_work=lambda: _at_work(seen))
 
 
 def _at_work(seen: Seen) -> bool:

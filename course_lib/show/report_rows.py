@@ -16,7 +16,7 @@ class Row:
     samples: int
     seconds: float
     data: float | None  # seconds a step that a rank waited for data, mean over the ranks
-    exposed: float | None  # seconds of a step that only all-reduces took; None where DDP's clocks were not read anew
+    exposed: float | None  # seconds of a step that a rank only waited for all-reduces, mean over the ranks
 
     @property
     def rest(self) -> float:
@@ -26,7 +26,7 @@ class Row:
 
 def rows(seen: Seen) -> list[Row]:
     """The rows of training whose time is known: samples divided by samples/s."""
-    order, found, last, read = _order(seen), [], 0, fresh(seen)
+    order, found, last = _order(seen), [], 0
     for row in seen.run.metrics:
         if row["event"] == "start":
             last = row["step"]
@@ -39,7 +39,7 @@ def rows(seen: Seen) -> list[Row]:
         samples = _samples(order, first, last)
         seconds = samples / speed / (last - first)
         data, share = row.get("data_wait"), row.get("comm_share")
-        exposed = share * seconds if is_number(share) and last in read else None
+        exposed = share * seconds if is_number(share) else None
         found.append(Row(last, last - first, samples, seconds, data if is_number(data) else None, exposed))
     return found
 
@@ -58,19 +58,3 @@ def _samples(order: Order, first: int, last: int) -> int:
 def training_seconds(seen: Seen) -> float:
     """All steps of all rows together."""
     return sum(row.seconds * row.steps for row in rows(seen))
-
-
-def fresh(seen: Seen) -> set[int]:
-    """The steps of the rows for which DDP had read its clocks anew.
-
-    It reads them in its first ten steps and in each hundredth; until then rows repeat the newest overlap, and a share
-    made of an old time and a new step says nothing.
-    """
-    steps, before = set(), None
-    for row in seen.run.metrics:
-        now = row.get("overlap")
-        if row["event"] == "train" and now is not None and now != before:
-            steps.add(row["step"])
-        if row["event"] in ("train", "start"):
-            before = now
-    return steps

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from course_lib.show.report_chart import LONG
 from course_lib.show.report_curves import curves, figure
-from course_lib.show.report_events import events, kept, resumes
+from course_lib.show.report_events import events, kept, resumes, utc
 from course_lib.show.report_numbers import (
     accuracy,
     duration,
@@ -22,8 +22,9 @@ from course_lib.show.report_rows import training_seconds
 
 def sections(seen: Seen) -> str:
     """Everything about one run, from its verdict to the command that goes on with it."""
-    made = [head(seen), _curves(seen), _time(seen), _events(seen), _checkpoints(seen.run.dir), _options(seen)]
-    return "\n".join(made)
+    parts = (_curves, _time, _launches, _events)
+    made = [head(seen), *(part(seen) for part in parts), _checkpoints(seen.run.dir), _options(seen)]
+    return "\n".join(filter(None, made))
 
 
 def head(seen: Seen) -> str:
@@ -93,9 +94,19 @@ def _events(seen: Seen) -> str:
     found = events(seen)
     bad = {k for k, event in enumerate(found) if event.kind in ("warning", "stall", "failed", "killed", "unknown")}
     lines = [[event.step, event.kind, event.text] for event in found]
-    many = len(seen.run.rows("start")) > 1
-    earlier = "<p>How a launch before the last one ended is not recorded.</p>\n" if many else ""
-    return f"<h2>Events</h2>\n{earlier}{table(['step', 'event', ''], lines, bad, {0})}"
+    return f"<h2>Events</h2>\n{table(['step', 'event', ''], lines, bad, {0})}"
+
+
+def _launches(seen: Seen) -> str:
+    """Each start of the run: when, from where to where, and how it ended."""
+    found = seen.run.launches
+    lines = [
+        [utc(one.began), whole(one.ranks) or "?", one.first, one.last, f"{one.status}: {one.why}".removesuffix(": ")]
+        for one in found
+    ]
+    bad = {k for k, one in enumerate(found) if one.status in ("failed", "killed")}
+    head = ["began (UTC)", "ranks", "from step", "to step", "how it ended"]
+    return f"<h2>Launches</h2>\n{table(head, lines, bad, {1, 2, 3})}" if found else ""
 
 
 def _checkpoints(folder: Path) -> str:

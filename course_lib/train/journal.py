@@ -14,6 +14,7 @@ from course_lib.train.board import Board
 from course_lib.train.errors import CannotWrite
 from course_lib.train.folder import writing
 from course_lib.train.job import Job
+from course_lib.train.launches import previous
 from course_lib.train.metrics import MetricsFile
 from course_lib.train.pace import Suspicion
 from course_lib.train.state import collect
@@ -37,7 +38,8 @@ class Journal:
                 self.file = MetricsFile(job.folder / "metrics.jsonl", job.start)
                 self.board = Board(job.config.measure.tensorboard, job.folder, job.start)
                 about = {"ranks": job.env.world_size, "data": job.data.name, "note": job.data.note, "plan": plan}
-                self.file.write("start", job.start, **about)
+                before = {} if self.file.last is None else {"previous": previous(job.folder, self.file.last)}
+                self.file.write("start", job.start, time=time.time(), **about, **before)
                 self._status("running")
 
     @property

@@ -36,8 +36,8 @@ def fit(
         report = save or step % config.run.log_every == 0
         window.before(step)
         lr = set_rate(config.optim, job.optimizer, step, job.total, order.per_epoch, order.global_batch)
-        loss = gradients(job, step, meter.fetch(batches, job.microbatches(step)))
-        meter.add(loss, order.count(step), norm=job.update(want_norm=report))
+        losses = gradients(job, step, meter.fetch(batches, job.microbatches(step)))
+        meter.add(losses, order.count(step), norm=job.update(want_norm=report))
         job.average.update()
         window.after(step)
         beat(step)
@@ -76,8 +76,8 @@ def refuse_nan(which: str, loss: float, step: int, meter: Meter | None = None) -
         raise Diverged(f"the {which} loss is {loss} at step {step}; {first}a smaller --optim.lr may help")
 
 
-def gradients(job: Job, step: int, parts: Iterable[Microbatch]) -> torch.Tensor:
-    """Gradients of the mean loss over all samples of a step on all ranks; returns this rank's sum of losses.
+def gradients(job: Job, step: int, parts: Iterable[Microbatch]) -> list[torch.Tensor]:
+    """Gradients of the mean loss over all samples of a step on all ranks; this rank's sums of losses, one a microbatch.
 
     Gradients of microbatches add up, and only the last backward averages them over the ranks.
     """
@@ -86,7 +86,7 @@ def gradients(job: Job, step: int, parts: Iterable[Microbatch]) -> torch.Tensor:
         seed_step(job.config.run.seed, step, job.env.rank, job.env.device, number)
         with nullcontext() if last else job.model.no_sync():  # DDP wants the forward in there, too
             losses.append(backward(job, images, labels, count))
-    return sum(losses)
+    return losses
 
 
 def backward(job: Job, images: torch.Tensor, labels: torch.Tensor, count: int) -> torch.Tensor:
@@ -96,7 +96,7 @@ def backward(job: Job, images: torch.Tensor, labels: torch.Tensor, count: int) -
     samples times world size / count: right also when microbatches or ranks have unequal numbers, where a mean of
     means is wrong.
     """
-    images = images.to(next(job.module.parameters()).dtype)
+    images = images.to(getattr(torch, job.config.model.dtype))
     if len(labels) == 0:
         return take_part(job, images)
     images, labels = job.mix(images, labels)

@@ -5,6 +5,7 @@ import math
 import resource
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -48,18 +49,32 @@ def memory_mib(device: torch.device) -> float:
     return most / 2**20 if sys.platform == "darwin" else most / 2**10  # bytes there, KiB elsewhere
 
 
-def communication(model: DistributedDataParallel, seconds: float) -> dict[str, float]:
-    """What a rank's all-reduces cost, from DDP's own clocks; {} before they ran. `seconds` is those of a step.
+FIRST, EVERY = 10, 100  # in which steps DDP reads its clocks
 
-    comm_share   part of the step in which backward had nothing left to do but wait for its all-reduces
-    overlap      part of the communication that went on behind backward
 
-    A communication includes the wait for the slowest rank. DDP looks at its clocks in its first ten steps and then in
-    each hundredth, whether anybody asks or not, so this is of the newest of these, and asking costs some microseconds.
+class Overlap:
+    """How much of the communication went on behind backward, by DDP's own clocks, for the rows in which it read them.
+
+    It reads them in its first FIRST steps and then in each EVERY-th, whether anybody asks or not, and keeps the newest.
+    A row that has none of these steps gets nothing: an old number would say nothing about its steps. (What was *not*
+    behind backward is known of each step, see pace.py.)
     """
-    log = model._get_ddp_logging_data()  # private; tests/train/test_measure.py tells when it changes
-    communicated, hidden = log.get("backward_comm_time", 0), log.get("backward_compute_comm_overlap_time", 0)
-    if not communicated or not seconds:
-        return {}
-    exposed = max(communicated - hidden, 0) * 1e-9
-    return {"comm_share": min(exposed / seconds, 1.0), "overlap": hidden / communicated}
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self.model = model
+        self.steps = self._log().get("iteration", 0)  # as DDP counts: with those that `wrap` throws away
+
+    def row(self, steps: int) -> dict[str, float]:
+        """{"overlap": a part of 1}, when DDP read its clocks in the last so many steps, else {}."""
+        before, self.steps = self.steps, self.steps + steps
+        if before >= FIRST and before // EVERY == self.steps // EVERY:
+            return {}  # so most rows need not ask, which takes longer than all else that is measured
+        log = self._log()
+        communicated, hidden = log.get("backward_comm_time", 0), log.get("backward_compute_comm_overlap_time", 0)
+        return {"overlap": hidden / communicated} if communicated and log["iteration"] > before else {}
+
+    def _log(self) -> dict[str, Any]:
+        # Both private; tests/train/test_measure.py tells when they change. By itself DDP evaluates the clocks of a step
+        # in the forward of the next one, which may belong to the next row.
+        self.model.logger.set_runtime_stats_and_log()
+        return self.model._get_ddp_logging_data()

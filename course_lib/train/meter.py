@@ -3,12 +3,13 @@
 import math
 import time
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 import torch.distributed as dist
 
 from course_lib.train.job import Job, Microbatch
-from course_lib.train.measure import communication, memory_mib
+from course_lib.train.measure import Overlap, memory_mib
 from course_lib.train.pace import Pace, compare
 from course_lib.train.placement import lay_out
 from course_lib.train.stopping import describe
@@ -19,13 +20,12 @@ class Meter:
 
     def __init__(self, job: Job) -> None:
         self.job, self.device = job, job.env.device
-        self.pace = Pace(job.model, self.device)
+        self.pace, self.overlap = Pace(job.model, self.device), Overlap(job.model)
         self.restart()
 
     def restart(self) -> None:
         """Begin a new row; the time of evaluation and saving belongs to no row."""
-        self.loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.losses: list[torch.Tensor] = []
+        self.losses: list[list[torch.Tensor]] = []  # of each step, of each microbatch
         self.norm: torch.Tensor | None = None
         self.count = 0
         self.waited = 0.0
@@ -40,10 +40,12 @@ class Meter:
             images, labels = images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
             yield lay_out(images, self.job.config.model), labels, part == number
 
-    def add(self, loss_sum: torch.Tensor, count: int, norm: torch.Tensor | None = None) -> None:
-        """A step: the loss summed over this rank's samples, how many samples all ranks had, the gradients' norm."""
-        self.loss += loss_sum  # stays on the device: no waiting for the GPU in each step
-        self.losses.append(loss_sum)
+    def add(self, losses: list[torch.Tensor], count: int, norm: torch.Tensor | None = None) -> None:
+        """A step: the sums of losses of this rank's microbatches, how many samples all ranks had, the gradients' norm.
+
+        They stay on the device until there is a row: no waiting for the GPU in each step.
+        """
+        self.losses.append(losses)
         self.count += count
         self.norm = norm
 
@@ -53,13 +55,15 @@ class Meter:
         `code` is what this rank has to say about stopping, see `stopping`. Sums, and a place for each rank's numbers.
         """
         env, steps = self.job.env, len(self.losses)
-        sums = torch.zeros(2 + 3 * env.world_size, dtype=torch.float64, device=self.device)
-        sums[0], sums[1] = self.loss, self.waited
-        mine = (code, memory_mib(self.device), (self.waited + self.pace.seconds()) / steps)
-        sums[2 + env.rank :: env.world_size] = torch.tensor(mine, dtype=torch.float64, device=self.device)
-        dist.all_reduce(sums)
-        loss, waited, *of_ranks = sums.tolist()
-        codes, memory, own = (of_ranks[i * env.world_size : (i + 1) * env.world_size] for i in range(3))
+        loss = torch.stack(list(chain(*self.losses))).sum(dtype=torch.float64).item()
+        own, exposed = self.pace.seconds()
+        sums = [0.0] * (3 + 3 * env.world_size)
+        sums[:3] = loss, self.waited, exposed
+        sums[3 + env.rank :: env.world_size] = code, memory_mib(self.device), (self.waited + own) / steps
+        everywhere = torch.tensor(sums, dtype=torch.float64, device=self.device)
+        dist.all_reduce(everywhere)
+        loss, waited, exposed, *of_ranks = everywhere.tolist()
+        codes, memory, paces = (of_ranks[i * env.world_size : (i + 1) * env.world_size] for i in range(3))
         seconds = time.perf_counter() - self.began
         row = {
             "loss": loss / self.count,
@@ -67,8 +71,9 @@ class Meter:
             "samples_per_s": self.count / seconds,
             "data_wait": waited / env.world_size / steps,
             "memory_mib": max(memory),
-            **communication(self.job.model, seconds / steps),
-            **compare(own),
+            "comm_share": min(exposed / env.world_size / seconds, 1.0),
+            **self.overlap.row(steps),
+            **compare(paces),
         }
         if self.job.part_of_peak:
             row["mfu"] = self.job.part_of_peak * row["samples_per_s"] / env.world_size
@@ -82,7 +87,7 @@ class Meter:
         `step` is the last of the row. All ranks call this, when `reduce` has told all of them the same.
         """
         env, steps = self.job.env, len(self.losses)
-        bad = [place for place, loss in enumerate(self.losses) if not math.isfinite(loss)]
+        bad = [place for place, losses in enumerate(self.losses) if not math.isfinite(sum(losses))]
         places = torch.full((env.world_size,), steps, dtype=torch.int64, device=self.device)
         places[env.rank] = min(bad, default=steps)
         dist.all_reduce(places, op=dist.ReduceOp.MIN)

@@ -9,11 +9,15 @@ from typing import Any
 class MetricsFile:
     """Appends rows (rank 0).
 
-    Rows after `step`, from a run that was killed later, are cut off at the start.
+    Rows after `step`, from a run that was killed later, are cut off at the start; but each launch stays on record.
+
+    last  the step of the last row that was there before; None: there was none
     """
 
     def __init__(self, path: Path, step: int) -> None:
-        rows = [row for row in read_rows(path) if row["step"] <= step]
+        found = read_rows(path)
+        self.last = found[-1]["step"] if found else None
+        rows = [row for row in found if row["step"] <= step or row["event"] == "start"]
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
         temporary.replace(path)

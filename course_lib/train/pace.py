@@ -1,11 +1,10 @@
-"""Who is slow? A rank's own time in a step, before it waits for anybody.
+"""Who is slow, and what does communication cost? A rank's time before it waits for anybody, and its time of waiting.
 
 A collective lasts as long on each rank as on the slowest, so the time of a whole step is the same on all and accuses
 nobody. What differs is the time before: waiting for data, forward, and backward up to its last gradient.
 """
 
 import time
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -18,28 +17,47 @@ IN_A_ROW = 20  # steps; one slow step is chance
 
 
 class Pace:
-    """Measures forward and backward of a DDP model, without what DDP waits for: buffers before, all-reduces after.
+    """Measures each forward and backward of a DDP model in two parts.
+
+    own      forward, and backward up to the last gradient: without what DDP waits for, buffers before and all-reduces
+             after
+    exposed  from there to the end of backward: nothing is left to do but wait for all-reduces and put their results
+             into the gradients. What of the communication went on before is hidden behind backward, and costs no time
+
+    DDP has clocks, too, which agree with these; but it looks at them in its first ten steps and then in each hundredth.
+    These see every step, so a row has the sum of its own steps. A comm hook that waits by itself, where it could return
+    a Future, is no waiting that DDP knows of: its time is `own`.
 
     On a GPU with its own events, which wait for nothing until `seconds` asks.
     """
 
     def __init__(self, model: DistributedDataParallel, device: torch.device) -> None:
         self.device = device
-        self.spans: list[tuple[Any, Any]] = []
+        self.began = self.computed = None  # of the newest forward; seconds, or an event of a GPU
+        self.spans: list[tuple[Any, Any, Any]] = []
         # Inside of DDP's forward, after it has sent buffers. Private: tests/train/test_watching.py tells of a change.
         self.forward = model._run_ddp_forward
         model._run_ddp_forward = self._timed
 
     def _timed(self, *inputs: Any, **options: Any) -> Any:
-        began = self._now()
+        self.began = self._now()
         output = self.forward(*inputs, **options)
         if isinstance(output, torch.Tensor) and output.requires_grad:
-            output.register_hook(partial(self._backward_begins, began))
+            output.grad_fn.register_prehook(self._backward_begins)  # cheaper than a hook on the tensor
         return output
 
-    def _backward_begins(self, began: Any, _gradient: torch.Tensor) -> None:
-        # Called at the end of this backward, in order of registration: before DDP's own, which waits for all-reduces.
-        Variable._execution_engine.queue_callback(lambda: self.spans.append((began, self._now())))
+    # At the end of a backward, callbacks are called in the order in which they came: `_computed`; then DDP's, which
+    # comes with the last gradient and waits for all-reduces; then `_ended`, which comes when `_computed` is called.
+
+    def _backward_begins(self, _gradients: Any) -> None:
+        Variable._execution_engine.queue_callback(self._computed)
+
+    def _computed(self) -> None:
+        self.computed = self._now()
+        Variable._execution_engine.queue_callback(self._ended)
+
+    def _ended(self) -> None:
+        self.spans.append((self.began, self.computed, self._now()))
 
     def _now(self) -> Any:
         if self.device.type != "cuda":
@@ -48,13 +66,16 @@ class Pace:
         event.record()
         return event
 
-    def seconds(self) -> float:
-        """The sum since the last call."""
+    def seconds(self) -> tuple[float, float]:
+        """Own and exposed, each summed up since the last call."""
         spans, self.spans = self.spans, []
-        if self.device.type != "cuda":
-            return sum(end - began for began, end in spans)
-        torch.cuda.synchronize(self.device)
-        return sum(began.elapsed_time(end) for began, end in spans) / 1000
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        own = sum(self._between(began, computed) for began, computed, _ in spans)
+        return own, sum(self._between(computed, ended) for _, computed, ended in spans)
+
+    def _between(self, first: Any, second: Any) -> float:
+        return first.elapsed_time(second) / 1000 if self.device.type == "cuda" else second - first
 
 
 def compare(own: list[float]) -> dict[str, float]:

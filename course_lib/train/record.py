@@ -8,8 +8,9 @@ from typing import Any
 
 from course_lib.train.curve import curve_image
 from course_lib.train.folder import is_locked
+from course_lib.train.launches import Launch, launches
 from course_lib.train.metrics import read_rows
-from course_lib.train.status import read_status
+from course_lib.train.status import outcome, read_status
 
 
 @dataclass
@@ -41,15 +42,19 @@ class TrainRun:
             raise FileNotFoundError(f"{folder} holds no run: there is no config.json in it.")
         facts = json.loads((folder / "config.json").read_text())
         details = read_status(folder)
-        status, why = details.get("status", "running"), details.get("why", "")
-        if status == "running" and not is_locked(folder):
-            status = "killed"
-            why = "the processes ended without a word, by kill -9 or for lack of memory"
+        status, why = outcome(details, at_work=lambda: is_locked(folder))
         return cls(folder, facts["config"], facts, read_rows(folder / "metrics.jsonl"), status, why, details)
 
     def rows(self, event: str) -> list[dict[str, Any]]:
         """The rows of one kind."""
         return [row for row in self.metrics if row["event"] == event]
+
+    @property
+    def launches(self) -> list[Launch]:
+        """Each start of the run, from where, on how many ranks, and how it ended; the oldest first."""
+        last = self.metrics[-1]["step"] if self.metrics else 0
+        newest = {"status": self.status, "why": self.why, "step": last, "time": self.details.get("time")}
+        return launches(self.metrics, newest)
 
     @property
     def steps(self) -> list[int]:

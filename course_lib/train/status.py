@@ -6,6 +6,7 @@ import os
 import re
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,28 @@ def write_status(folder: Path, status: str, why: str = "", **more: Any) -> None:
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """What status.json says; an empty dict when there is none."""
+    """What status.json says; an empty dict when there is none, status "unknown" when it cannot be read."""
     try:
-        return json.loads((folder / "status.json").read_text())
+        details = json.loads((folder / "status.json").read_text())
+        return {**details, "status": str(details["status"]), "why": str(details.get("why", ""))}
     except FileNotFoundError:
         return {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {"status": "unknown", "why": "status.json cannot be read"}
+
+
+def outcome(details: dict[str, Any], at_work: Callable[[], bool]) -> tuple[str, str]:
+    """The status of a launch and why, from what status.json says: the one place where "killed" is found.
+
+    `at_work` tells whether some process holds the folder's lock; it is asked only when status.json says "running".
+
+    >>> outcome({"status": "running", "why": ""}, at_work=lambda: False)[0]
+    'killed'
+    """
+    status, why = details.get("status", "running"), details.get("why", "")
+    if status == "running" and not at_work():
+        return "killed", "the processes ended without a word, by kill -9 or for lack of memory"
+    return status, why
 
 
 def is_consequence(error: BaseException) -> bool:

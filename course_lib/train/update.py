@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.amp import GradScaler
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_
 
 from course_lib.train.errors import Diverged
 
@@ -43,7 +43,9 @@ class Update:
         return norm
 
     def _norm(self) -> torch.Tensor:
-        return get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        # torch.nn.utils.get_total_norm sorts them by device and dtype first, which takes longer than all of this.
+        norms = torch._foreach_norm([p.grad for p in self.parameters if p.grad is not None])
+        return torch.linalg.vector_norm(torch.stack(norms))
 
     def _update_scale(self) -> None:
         if self.scaler.is_enabled():

@@ -14,6 +14,8 @@ import pytest
 
 from course_lib.train import checkpoint
 from course_lib.train.display import Progress
+from course_lib.train.launches import Launch, previous
+from course_lib.train.metrics import MetricsFile
 from course_lib.train.record import TrainRun
 from course_lib.train.status import is_consequence
 
@@ -44,6 +46,7 @@ def rows(folder):
 @pytest.mark.parametrize(("number", "victim"), [(signal.SIGINT, 0), (signal.SIGUSR1, 1)])
 def test_signal_stops_all_and_the_run_goes_on(start, launch, tmp_path, read_rows, read_status, number, victim):
     words = f"{SHORT} --run.dir {tmp_path / 'run'}"
+    before = time.time()
     running = start(words, ranks=2, before=SLOW)
     wait_for(lambda: len(rows(tmp_path / "run")) > 5)
     for _ in range(3):  # launchers repeat themselves
@@ -58,8 +61,17 @@ def test_signal_stops_all_and_the_run_goes_on(start, launch, tmp_path, read_rows
     assert (tmp_path / "run" / "checkpoints" / f"step_{step:08d}" / "state.pt").exists()
     assert launch(words, ranks=2).codes == [0, 0]
     assert [row["step"] for row in read_rows(tmp_path / "run", "train")] == list(range(1, 61))
-    assert [row["step"] for row in read_rows(tmp_path / "run", "start")] == [0, step]
-    assert read_status(tmp_path / "run")["status"] == "finished"
+    first, second = read_rows(tmp_path / "run", "start")
+    assert (first["step"], second["step"]) == (0, step)
+    assert "previous" not in first
+    assert second["previous"] == {key: status[key] for key in ("status", "why", "step", "time")}
+    ended = read_status(tmp_path / "run")
+    assert ended["status"] == "finished"
+    assert before < first["time"] < status["time"] < second["time"] < ended["time"] < time.time()
+    assert TrainRun.read(tmp_path / "run").launches == [
+        Launch(first["time"], status["time"], 0, step, 2, "stopped", status["why"]),
+        Launch(second["time"], ended["time"], step, 60, 2, "finished", ""),
+    ]
 
 
 def test_second_launch_is_refused(start, tmp_path, read_status):
@@ -110,7 +122,7 @@ def test_the_plan_is_printed_before_the_first_step(finished):
     assert finished[1].output(1) == ""  # only rank 0 speaks
 
 
-def test_what_a_run_folder_holds(finished):
+def test_what_a_run_folder_holds(finished, read_rows):
     folder, _ = finished
     config = json.loads((folder / "config.json").read_text())
     assert config["recipe"] == "digits"
@@ -119,6 +131,9 @@ def test_what_a_run_folder_holds(finished):
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[1])
     always = {"event", "step", "epoch", "loss", "lr", "grad_norm", "samples_per_s", "data_wait", "memory_mib"}
     assert row.keys() == always | {"comm_share", "overlap", "slowest_rank", "slowest_s", "others_s"}
+    read = [row["step"] for row in read_rows(folder, "train") if "overlap" in row]
+    assert read == [*range(1, 10), 99, 199, 299]  # as DDP reads its clocks, which counts one step more, see `wrap`
+    assert all("comm_share" in row for row in read_rows(folder, "train"))
     assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == [
         "step_00000270",
         "step_00000300",
@@ -284,6 +299,30 @@ def test_a_damaged_checkpoint_is_skipped_aloud(troubled, read_rows):
     assert left == ["step_00000055", "step_00000060"]
     assert [row["step"] for row in read_rows(folder, "train")] == list(range(1, 61))
     assert [row["step"] for row in read_rows(folder, "start")] == [0, 5, 5, 5]
+    known = TrainRun.read(folder).launches
+    assert [launch.status for launch in known] == ["failed", "failed", "stopped", "finished"]
+    whys = [seen[name][1]["why"] for name in ("rows", "background", "time", "damaged")]
+    assert [launch.why for launch in known] == whys
+    lasts = [launch.last for launch in known]
+    assert (lasts[0], *lasts[2:]) == (7, 6, 60)
+    assert 10 < lasts[1] < 15  # the thread that writes was heard of a row or two later
+
+
+def test_each_launch_stays_on_record(tmp_path):
+    """Also one that went on from a checkpoint which was damaged afterwards; what cannot be known is unknown."""
+    path = tmp_path / "metrics.jsonl"
+    assert MetricsFile(path, 0).last is None
+    kinds = [("start", 0), ("train", 5), ("train", 10), ("start", 10), ("train", 12)]
+    path.write_text("".join(json.dumps({"event": event, "step": step}) + "\n" for event, step in kinds))
+    assert MetricsFile(path, 5).last == 12
+    assert [(row["event"], row["step"]) for row in map(json.loads, rows(tmp_path))] == [
+        ("start", 0), ("train", 5), ("start", 10)
+    ]  # fmt: skip
+    assert previous(tmp_path, 12)["status"] == "killed"  # between its start row and its status.json
+    (tmp_path / "status.json").write_text('{"sta')
+    assert previous(tmp_path, 12) == {
+        "status": "unknown", "why": "status.json cannot be read", "step": 12, "time": None
+    }  # fmt: skip
 
 
 def test_strangers_among_the_checkpoints_stay(tmp_path):

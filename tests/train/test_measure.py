@@ -1,19 +1,25 @@
 """What a run says about itself: where a bad loss began, MFU, communication, traces, TensorBoard, the plan."""
 
 import json
+import math
 import sys
+import threading
+import time
 from types import ModuleType, SimpleNamespace
 
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from course_lib.parallel.ddp import DDPOptions, wrap
 from course_lib.train import flops
 from course_lib.train.board import Board
 from course_lib.train.config import Config
-from course_lib.train.measure import communication
+from course_lib.train.measure import Overlap
 from course_lib.train.model import ModelConfig, build
+from course_lib.train.pace import Pace
 from course_lib.train.plan import global_batch, hours_left, learning_rate, state_bytes
 
 POISON = """
@@ -90,11 +96,139 @@ def test_peaks(monkeypatch):
     assert flops.peak(0, torch.device("cpu"), half=False) is None
 
 
-def test_communication_of_ddps_clocks():
-    log = {"backward_comm_time": 8_000_000, "backward_compute_comm_overlap_time": 6_000_000}
-    model = SimpleNamespace(_get_ddp_logging_data=lambda: log)
-    assert communication(model, seconds=0.01) == {"comm_share": pytest.approx(0.2), "overlap": 0.75}
-    assert communication(SimpleNamespace(_get_ddp_logging_data=dict), seconds=0.01) == {}
+def test_an_overlap_belongs_to_one_row():
+    log = {}
+    model = SimpleNamespace(
+        _get_ddp_logging_data=lambda: log, logger=SimpleNamespace(set_runtime_stats_and_log=lambda: None)
+    )
+    log |= {"iteration": 1, "backward_comm_time": 8_000_000, "backward_compute_comm_overlap_time": 6_000_000}
+    overlap, known = Overlap(model), {"overlap": 0.75}
+    assert overlap.row(4) == {}  # DDP has read no clock since
+    found = {}
+    for step, newest in ((8, 8), (12, 10), (16, 10), (99, 10), (103, 100), (203, 200), (403, 400), (404, 400)):
+        log["iteration"] = newest
+        found[step] = overlap.row(step - overlap.steps)
+    assert found == {8: known, 12: known, 16: {}, 99: {}, 103: known, 203: known, 403: known, 404: {}}
+
+
+LASTS = 0.3  # seconds of a planted all-reduce
+
+
+@pytest.fixture
+def alone():
+    """A process group of one rank, in this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("compute", "hidden"), [(0, 0), (2 * LASTS, LASTS)])
+def test_what_of_a_slow_all_reduce_is_exposed(alone, compute, hidden):
+    """The bucket of the last layer is LASTS s on its way, while the layer before it still computes `compute` s."""
+    device = torch.device("cpu")
+    net = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    model = wrap(net, torch.zeros(2, 32), DDPOptions(bucket_mb=0.001))
+
+    def slow(_state, bucket):
+        future = torch.futures.Future()
+        lasts = LASTS if any(p is net[1].weight for p in bucket.parameters()) else 0
+        threading.Timer(lasts, future.set_result, [bucket.buffer()]).start()
+        return future
+
+    model.register_comm_hook(None, slow)
+    net[0].register_forward_hook(lambda *call: call[2].register_hook(lambda _: time.sleep(compute)) and None)
+    pace, overlap = Pace(model, device), Overlap(model)
+    for _ in range(2):
+        began = time.perf_counter()
+        model(torch.ones(2, 32)).sum().backward()
+        step = time.perf_counter() - began
+        own, exposed = pace.seconds()
+        assert own >= compute
+        assert own + exposed <= step
+        assert exposed >= LASTS - hidden - 0.02
+        assert exposed < LASTS - hidden + 0.2
+        communicated = max(LASTS, compute) + (exposed if hidden else 0)
+        assert overlap.row(1)["overlap"] == pytest.approx(1 - exposed / communicated, abs=0.2)
+
+
+SLOW_STEPS = """
+import threading, torch, torch.distributed as dist
+from course_lib.train import loop, prepare
+wrap, set_rate, now = prepare.wrap, loop.set_rate, {}
+
+def stepping(config, optimizer, step, *rest):
+    now["step"] = step
+    return set_rate(config, optimizer, step, *rest)
+
+def slow(_state, bucket):
+    future, total = torch.futures.Future(), bucket.buffer() / dist.get_world_size()
+    work = dist.all_reduce(total, async_op=True)
+    def arrive():
+        work.wait()
+        future.set_result(total)
+    threading.Timer(0.3 if now["step"] in (3, 13, 15) else 0, arrive).start()
+    return future
+
+def wrapped(*args):
+    model = wrap(*args)
+    model.register_comm_hook(None, slow)
+    return model
+
+loop.set_rate, prepare.wrap = stepping, wrapped
+"""
+
+
+def test_each_row_has_the_communication_of_its_own_steps(launch, tmp_path, read_rows):
+    """DDP reads its clocks in its first ten backwards, and the first of them is thrown away by `wrap`."""
+    words = "digits --model.name mlp --model.width 2 --data.global_batch 100 --optim.epochs 2 --run.stop_after 17"
+    done = launch(f"{words} --run.dir {tmp_path / 'run'}", ranks=2, before=SLOW_STEPS)
+    assert done.codes == [75, 75], done.everything
+    rows = {row["step"]: row for row in read_rows(tmp_path / "run", "train")}
+    waits = {step: row["comm_share"] * samples(step) / row["samples_per_s"] for step, row in rows.items()}
+    assert sorted(sorted(waits, key=waits.get)[-3:]) == [3, 13, 15], waits
+    assert all(waits[step] >= LASTS - 0.05 for step in (3, 13, 15))
+    assert all(row["slowest_s"] < row["comm_share"] * 100 / row["samples_per_s"] for row in map(rows.get, (13, 15)))
+    assert [step for step, row in rows.items() if "overlap" in row] == [*range(1, 10)]
+
+
+def samples(step: int) -> int:
+    return 37 if step == 15 else 100  # 1437 = 14 * 100 + 37
+
+
+SENT = """
+from pathlib import Path
+from course_lib.train import flight, main
+goodbye = main.goodbye
+def noted(*args):
+    Path("PLACE").joinpath(f"sent_{rank}.json").write_text(flight.dump())
+    return goodbye(*args)
+main.goodbye = noted
+"""
+
+
+def test_bytes_of_all_reduces_in_sixteen_bits(launch, tmp_path):
+    """autocast leaves gradients in float32, so as many bytes are sent; a comm hook in bf16 halves them."""
+    sent = {}
+    for name in ("none", "amp", "hook"):
+        options = {"none": "", "amp": "--amp.dtype bf16", "hook": "--ddp.comm_hook bf16"}[name]
+        words = f"digits --model.width 4 --run.stop_after 5 --run.dir {tmp_path / name} {options}"
+        done = launch(words, ranks=2, before=SENT.replace("PLACE", str(tmp_path)))
+        assert done.codes == [75, 75], done.everything
+        sent[name] = [gradients_sent(json.loads((tmp_path / f"sent_{rank}.json").read_text())) for rank in (0, 1)]
+    gradients = json.loads((tmp_path / "none" / "config.json").read_text())["gradient_bytes"]
+    thrown_away = gradients  # of the backward in `wrap`, before there is a hook
+    assert sent["none"] == sent["amp"] == [thrown_away + 5 * gradients] * 2
+    assert sent["hook"] == [thrown_away + 5 * gradients // 2] * 2
+
+
+def gradients_sent(record: dict) -> int:
+    """Bytes of all all-reduces of the flight recorder but those of the rows, which are in float64."""
+    size = {"Float": 4, "BFloat16": 2, "Double": 0}
+    return sum(
+        size[entry["input_dtypes"][0]] * math.prod(entry["input_sizes"][0])
+        for entry in record["entries"]
+        if entry["profiling_name"] == "gloo:all_reduce"
+    )
 
 
 def test_tensorboard_gets_each_number(monkeypatch, tmp_path):

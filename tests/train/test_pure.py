@@ -23,7 +23,7 @@ from course_lib.train.schedule import due, rate
 settings.register_profile("patient", deadline=None)  # a time limit would fail on a busy machine
 settings.load_profile("patient")
 MODULES = ["batches", "order", "schedule", "randomness", "stopping", "folder", "status", "sources", "data", "cli"]
-MODULES += ["flight", "pace"]
+MODULES += ["flight", "launches", "pace"]
 
 
 @pytest.mark.parametrize("name", MODULES)

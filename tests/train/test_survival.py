@@ -8,6 +8,7 @@ nothing here depends on the speed of the machine.
 import contextlib
 import json
 import time
+from itertools import pairwise
 
 import psutil
 import pytest
@@ -124,6 +125,22 @@ def test_who_was_killed_said_nothing(history, name):
     run = history[1][name]["run"]
     assert (run.details["status"], run.status) == ("running", "killed")
     assert run.why.startswith("the processes ended without a word")
+
+
+def test_each_launch_knows_how_the_one_before_ended(history):
+    """torchrun starts a launch of its own when a rank was killed: the ranks that were left had noted a failure."""
+    run = TrainRun.read(history[0] / "hurt")
+    assert [(one.first, one.status) for one in run.launches] == [
+        (0, "stopped"), (8, "stopped"), (11, "killed"), (12, "killed"), (15, "failed"), (20, "finished")
+    ]  # fmt: skip
+    whys = [one.why for one in run.launches]
+    assert whys[0].endswith("received SIGTERM")
+    assert whys[1] == "rank 1 received SIGTERM"
+    assert whys[2] == whys[3] == history[1]["kill -9 of everything"]["run"].why
+    assert whys[4].startswith(("rank 0 lost the connection", "rank 1 lost the connection"))
+    assert [one.last for one in run.launches] == [8, 11, 13, 16, 21, 24]
+    assert all(one.began < one.ended for one in run.launches)
+    assert all(early.ended < late.began for early, late in pairwise(run.launches))
 
 
 def test_nothing_is_left(history):

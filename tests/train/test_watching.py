@@ -140,6 +140,8 @@ def test_the_private_names_are_there():
     assert not dist.is_nccl_available() or callable(c10d._dump_nccl_trace_json)
     assert callable(nn.parallel.DistributedDataParallel._run_ddp_forward)
     assert callable(torch.autograd.Variable._execution_engine.queue_callback)
+    sides = [torch.tensor([3.0, 4.0]), torch.tensor([[12.0]])]
+    assert [norm.item() for norm in torch._foreach_norm(sides)] == [5, 12]
 
 
 def meet(store, ranks, patience=20.0):
