@@ -66,7 +66,7 @@ print("in the notebook:", found)
 # The usual build of Python runs the byte code of one thread at a time, because of the *global interpreter
 # lock* (GIL). Processes have one interpreter each, and with it one lock each.
 #
-# **Predict:** we count down from twenty million twice: one after the other, then in two threads, then on two
+# **Predict:** we count down from ten million twice: one after the other, then in two threads, then on two
 # ranks. What times do you expect, relative to the first?
 
 # %%
@@ -74,7 +74,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 
-def count(n=20_000_000):
+def count(n=10_000_000):
     while n:
         n -= 1
 

@@ -33,7 +33,7 @@ def small():
     return nn.Sequential(*[nn.Linear(64, 64) for _ in range(40)])
 
 
-def synchronize_ms(wrap, bucket_mb=25.0, steps=20):
+def synchronize_ms(wrap, bucket_mb=25.0, steps=10):
     model, found = wrap(small(), bucket_mb=bucket_mb), []
     for _ in range(steps):
         model(torch.randn(8, 64)).sum().backward()
@@ -46,7 +46,7 @@ def synchronize_ms(wrap, bucket_mb=25.0, steps=20):
 
 def measure(name, wrap, bucket_mb):
     r = run(synchronize_ms, ranks=2, args=(wrap, bucket_mb))
-    calls = sum(m.op == "all_reduce" and m.rank == 0 for m in r.messages) // 20
+    calls = sum(m.op == "all_reduce" and m.rank == 0 for m in r.messages) // 10
     print(f"{name:20} {calls:3} all-reduces a step, {max(r.results):7.2f} ms")
 
 
@@ -209,7 +209,7 @@ def step_ms(wrap, layer):
     torch.manual_seed(0)
     model = wrap(nn.Sequential(*[layer(1024, 1024) for _ in range(6)]), bucket_mb=5)
     x, found = torch.randn(64, 1024), []
-    for _ in range(8):
+    for _ in range(5):
         dist.barrier()
         begin = time.perf_counter()
         model(x).square().mean().backward()

@@ -334,7 +334,7 @@ for (name, m), (part, peak) in run(bubbles, ranks=3).results[0].items():
 # Above the formula: messages and the program itself take time, too, which it leaves out (and more of it, the busier
 # this machine is with other things). The gradients are those of the whole model on the whole batch. More microbatches
 # make the bubble small; but small microbatches use a GPU badly, so M cannot grow for ever. And the formula takes all
-# stages to be equally long: the slowest one sets the pace of all.
+# stages to be equally long. When they are not, the others wait for the slowest one, too: the exercise says how long.
 #
 # ## Nobody waits: a parameter server
 #

@@ -96,24 +96,22 @@ class Kernel:
             process.kill()
 
 
-@pytest.fixture
-def new_kernel(tmp_path):
-    """Make kernels; all are ended, and must have left nothing, when the test is over."""
-    kernels = []
-
-    def make(cwd=tmp_path) -> Kernel:
-        kernels.append(Kernel(cwd))
-        return kernels[-1]
-
-    yield make
-    for kernel in kernels:
-        kernel.close()
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    """One kernel for the tests that leave it as it was; it ends as when a notebook is closed, and leaves nothing."""
+    made = Kernel(tmp_path_factory.mktemp("a folder with spaces"))
+    try:
+        made.run("import torch, torch.distributed as dist\nfrom course_lib import run")
+        yield made
+        made.manager.shutdown_kernel()
+        assert made.none_left() == []
+    finally:
+        made.close()
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory):
-    """One kernel for the tests that leave it as it was."""
-    made = Kernel(tmp_path_factory.mktemp("a folder with spaces"))
-    made.run("import torch, torch.distributed as dist\nfrom course_lib import run")
+def other(tmp_path_factory):
+    """A second one, for the tests that end it or its agent."""
+    made = Kernel(tmp_path_factory.mktemp("other"))
     yield made
     made.close()

@@ -3,8 +3,6 @@
 import re
 import time
 
-import pytest
-
 SLEEP = "def work():\n    print('begun')\n    import time; time.sleep(300)\n"
 
 
@@ -59,45 +57,45 @@ def test_interrupt_says_where_the_ranks_were(kernel):
     assert re.search(r"rank 1 was computing \(Cell In\[\d+\], line 3\)", text), text
 
 
-@pytest.mark.parametrize("end", ["restart", "kill"])
-def test_kernel_ends_in_the_middle_of_a_run(new_kernel, end):
-    kernel = new_kernel()
-    kernel.run("from course_lib import run")
-    kernel.start(SLEEP + "run(work, 3)")
-    kernel.wait_for_text("begun")
-    assert len(kernel.processes()) >= 5  # agent, torchrun, three ranks
-    if end == "restart":
-        kernel.manager.restart_kernel(now=False)
-        kernel.client.wait_for_ready(timeout=60)
-        assert (
-            "[0, 1]"
-            in kernel.run(
-                "import torch.distributed as dist\nfrom course_lib import run\nrun(dist.get_rank, 2).results"
-            )["text"]
-        )
-        assert kernel.none_left(agent=True) == []
-        kernel.manager.shutdown_kernel()
-    else:
-        kernel.manager.shutdown_kernel(now=True)
-    assert kernel.none_left() == []
+# What follows happens to `other`, one after the other: each agent costs ten times what a run does.
 
 
-def test_agent_killed_in_the_middle(new_kernel):
-    kernel = new_kernel()
-    kernel.run("from course_lib import run")
-    request = kernel.start(SLEEP + "run(work, 2)")
-    kernel.wait_for_text("begun")
-    agent = next(p for p in kernel.processes() if "course_lib.launch.agent" in p.cmdline())
-    agent.kill()
-    assert "killed from outside" in plain(kernel.finish(request)["error"])
-    assert kernel.none_left() == []
-    assert "[0]" in kernel.run("import torch.distributed as dist\nrun(dist.get_rank, 1).results")["text"]
-
-
-def test_two_notebooks_at_once(kernel, new_kernel):
-    other = new_kernel()
+def test_two_notebooks_at_once(kernel, other):
     code = "import torch.distributed as dist\nfrom course_lib import run\n"
     code += "def work():\n    import time; time.sleep(1); dist.barrier(); return dist.get_rank()\nrun(work, 3).results"
     requests = [k.start(code) for k in (kernel, other)]
     for k, request in zip((kernel, other), requests, strict=True):
         assert "[0, 1, 2]" in k.finish(request)["text"]
+
+
+def test_agent_killed_in_the_middle(other):
+    request = begin(other, ranks=2)
+    agent = next(p for p in other.processes() if "course_lib.launch.agent" in p.cmdline())
+    agent.kill()
+    assert "killed from outside" in plain(other.finish(request)["error"])
+    assert other.none_left() == []
+    assert "[0]" in other.run("import torch.distributed as dist\nrun(dist.get_rank, 1).results")["text"]
+
+
+def begin(kernel, ranks: int) -> str:
+    """Start a run of ranks that sleep, and wait until they do."""
+    kernel.run("from course_lib import run")
+    request = kernel.start(SLEEP + f"run(work, {ranks})")
+    kernel.wait_for_text("begun")
+    assert len(kernel.processes()) >= ranks + 2  # agent, torchrun, the ranks
+    return request
+
+
+def test_kernel_restarts_in_the_middle_of_a_run(other):
+    begin(other, ranks=3)
+    other.manager.restart_kernel(now=False)
+    other.client.wait_for_ready(timeout=60)
+    code = "import torch.distributed as dist\nfrom course_lib import run\nrun(dist.get_rank, 2).results"
+    assert "[0, 1]" in other.run(code)["text"]
+    assert other.none_left(agent=True) == []
+
+
+def test_kernel_is_killed_in_the_middle_of_a_run(other):
+    begin(other, ranks=3)
+    other.manager.shutdown_kernel(now=True)
+    assert other.none_left() == []

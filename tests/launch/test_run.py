@@ -1,5 +1,6 @@
 """`run` from a program: values, output, messages, and what it says when something is wrong."""
 
+import importlib
 import os
 import pickle
 import subprocess
@@ -396,20 +397,25 @@ def test_error_can_be_pickled_with_its_text():
     assert "stop" in str(pickle.loads(pickle.dumps(RunError("stop"))))
 
 
-def test_two_plain_torchruns_as_two_nodes(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("start", "ranks"), [("torchrun", 2), ("fork", 4)])
+def test_two_torchruns_as_two_nodes(tmp_path, monkeypatch, capsys, start, ranks):
     """Each has its own local ranks; and a module that only our own path knows is found."""
-    (tmp_path / "beside_two.py").write_text("def answer():\n    return 42\n")
+    name = f"beside_{start}"
+    (tmp_path / f"{name}.py").write_text("def answer():\n    return 42\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    import beside_two
+    beside = importlib.import_module(name)
 
     def work():
         names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-        return ring_step(10), [int(os.environ[name]) for name in names], beside_two.answer()
+        return ring_step(10), [int(os.environ[name]) for name in names], beside.answer()
 
-    result = run(work, 4, nodes=2, start="torchrun")
-    assert [value[1:] for value in result.results] == [([r, r % 2, r // 2, 4, 2], 42) for r in range(4)]
+    result = run(work, ranks, nodes=2, start=start)
+    each = ranks // 2
+    assert [value[1:] for value in result.results] == [
+        ([r, r % each, r // each, ranks, each], 42) for r in range(ranks)
+    ]
     result.results = [value[0] for value in result.results]
-    rings(result, 4, capsys.readouterr().out)
+    rings(result, ranks, capsys.readouterr().out)
 
 
 def test_failure_on_the_second_node():

@@ -6,6 +6,7 @@ so forking it is safe. The ranks run `course_lib.train.main.main`, as `python -m
 those of a real torchrun, whose process id and exit code are the only ones of the answer.
 """
 
+import gc
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from course_lib.train.main import main
 
 torch.set_num_threads(1)
 die_with_parent()
+gc.freeze()  # forks then neither scan nor copy what is here
 
 
 def free_port() -> int:
