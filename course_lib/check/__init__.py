@@ -6,6 +6,7 @@ the sentence that names the mistake.
 
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from course_lib.check.catalogue import GRADED
@@ -37,6 +38,13 @@ __all__ = [
     "thief",
     "zero_one",
     "bubble",
+    "project_plan",
+    "project_one",
+    "project_ddp",
+    "project_speed",
+    "project_survival",
+    "project_hook",
+    "project_report",
 ]
 
 
@@ -146,3 +154,45 @@ def zero_one(ZeroOne: Callable[..., Any]) -> Verdict:
 def bubble(bubble: Callable[..., Any]) -> Verdict:
     """Exercise 12, second part: the part of the time in which a pipeline's stages wait."""
     return _judge("check_bubble", bubble)
+
+
+def _judge_folder(grade_id: str, fn: Callable[[], Any] | None = None) -> Verdict:
+    """The same for a stage of the project, whose files lie in the current folder."""
+    from course_lib.check.engine import judge_folder
+
+    return judge_folder(GRADED[grade_id].spec(), Path.cwd(), fn)
+
+
+def project_plan(plan: Callable[..., Any]) -> Verdict:
+    """Exercise 16: the numbers of a run, predicted."""
+    return _judge("check_project_plan", plan)
+
+
+def project_one() -> Verdict:
+    """Exercise 16: runs/one, a run of one process."""
+    return _judge_folder("check_project_one")
+
+
+def project_ddp() -> Verdict:
+    """Exercise 16: runs/ddp, the same job on several ranks, equal to one process."""
+    return _judge_folder("check_project_ddp")
+
+
+def project_speed(evidence: Callable[[], Any]) -> Verdict:
+    """Exercise 16: what the trace of runs/slow shows, and runs/fast, which is faster for it."""
+    return _judge_folder("check_project_speed", evidence)
+
+
+def project_survival() -> Verdict:
+    """Exercise 16: runs/killed, killed with -9, continued, and equal to runs/ddp."""
+    return _judge_folder("check_project_survival")
+
+
+def project_hook() -> Verdict:
+    """Exercise 16: runs/hook, trained with the learner's own all-reduce."""
+    return _judge_folder("check_project_hook")
+
+
+def project_report(conclusions: Callable[[], Any]) -> Verdict:
+    """Exercise 16: report.html about these runs, and what follows from them."""
+    return _judge_folder("check_project_report", conclusions)

@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from course_lib.check.spec import Answer, Spec
+from course_lib.check.spec import Answer, FolderSpec, Spec
 from course_lib.check.verdict import CheckFailed
 from course_lib.launch import RunError, run
 from course_lib.launch.pickling import cell_names, dumps, text_of
@@ -16,7 +16,7 @@ def start() -> str:
     return "direct" if can_fork() else "auto"
 
 
-def answers(spec: Spec, fn: Callable, inputs: list[tuple]) -> list[Answer]:
+def answers(spec: Spec | FolderSpec, fn: Callable, inputs: list[tuple]) -> list[Answer]:
     """One answer for each input. Raises CheckFailed when the function does not come back."""
     call = (fn, inputs, cell_names())
     try:

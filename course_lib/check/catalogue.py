@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # they import torch
     from course_lib.check.group import GroupSpec
-    from course_lib.check.spec import Spec
+    from course_lib.check.spec import FolderSpec, Spec
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Graded:
     module: str
     name: str = "SPEC"
 
-    def spec(self) -> "Spec | GroupSpec":
+    def spec(self) -> "Spec | GroupSpec | FolderSpec":
         """The specification; loaded on demand."""
         return getattr(import_module(f"course_lib.check.specs.{self.module}"), self.name)
 
@@ -41,4 +41,11 @@ GRADED = {
     "check_thief": Graded("where_time_thief"),
     "check_zero_one": Graded("zero_one"),
     "check_bubble": Graded("bubble"),
+    "check_project_plan": Graded("project", "PLAN"),
+    "check_project_one": Graded("project", "ONE"),
+    "check_project_ddp": Graded("project", "DDP"),
+    "check_project_speed": Graded("project", "SPEED"),
+    "check_project_survival": Graded("project", "SURVIVAL"),
+    "check_project_hook": Graded("project", "HOOK"),
+    "check_project_report": Graded("project", "REPORT"),
 }

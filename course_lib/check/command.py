@@ -4,11 +4,16 @@ import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from course_lib.check.catalogue import GRADED
 from course_lib.check.notebook import SECONDS, NotANotebook, Notebook, Taken, read, take, unpack
 from course_lib.check.verdict import CheckFailed
 from course_lib.launch import prewarm
+
+if TYPE_CHECKING:
+    from course_lib.check.group import GroupSpec
+    from course_lib.check.spec import FolderSpec, Spec
 
 
 @dataclass(frozen=True)
@@ -92,25 +97,30 @@ def check(notebook: Notebook, seconds: float = SECONDS) -> list[Row]:
     folder = str(notebook.path.resolve().parent)
     sys.path.insert(0, folder)  # the ranks take our path: as in Jupyter, modules beside the notebook are found
     try:
-        taken = take(notebook, [spec.function for spec in specs], seconds)
-        return [_judged(spec, taken) for spec in specs]
+        taken = take(notebook, [spec.function for spec in specs if spec.function], seconds)
+        return [_judged(spec, taken, Path(folder)) for spec in specs]
     finally:
         sys.path.remove(folder)
 
 
-def _judged(spec, taken: Taken) -> Row:
-    from course_lib.check.engine import judge  # it imports torch: by now the agent is doing so as well
+def _judged(spec: "Spec | GroupSpec | FolderSpec", taken: Taken, folder: Path) -> Row:
+    from course_lib.check.engine import judge, judge_folder  # it imports torch: by now the agent is doing so as well
+    from course_lib.check.spec import FolderSpec
 
     points = 0
     try:
-        if spec.function not in taken.functions:
+        if spec.function and spec.function not in taken.functions:
             raise CheckFailed(f"The function {spec.function} is not there.")
-        judge(spec, unpack(taken.functions[spec.function]))
+        fn = unpack(taken.functions[spec.function]) if spec.function else None
+        if isinstance(spec, FolderSpec):
+            judge_folder(spec, folder, fn)
+        else:
+            judge(spec, fn)
         points, says = spec.points, "✔ the checks passed"
     except CheckFailed as problem:
         says = f"✘ {problem}"
     notes = [f"Note: {text}" for text in taken.problems]
-    return Row(spec.name, spec.function, points, spec.points, "\n".join([says, *notes]))
+    return Row(spec.name, getattr(spec, "label", spec.function), points, spec.points, "\n".join([says, *notes]))
 
 
 def _line(row: Row) -> str:

@@ -2,31 +2,52 @@
 
 import random
 from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from course_lib.check.alone import answers
 from course_lib.check.group import KINDS, Evidence, GroupMistake, GroupSpec, Wrong
-from course_lib.check.spec import Answer, Case, Spec
+from course_lib.check.spec import Answer, Case, FolderSpec, Spec
 from course_lib.check.together import collect
 from course_lib.check.verdict import CheckFailed, Verdict
 from course_lib.launch import Result
 from course_lib.launch.pickling import pickle_call
 
-__all__ = ["CheckFailed", "Verdict", "judge"]
+__all__ = ["CheckFailed", "Verdict", "judge", "judge_folder"]
 
 BRIEF = 8.0  # seconds for two ranks alone, when more of them have hung
 
 
 def judge(spec: Spec | GroupSpec, fn: Callable[..., Any], seed: int | None = None) -> Verdict:
     """Run `fn` on the cases of `spec` and compare. Raises CheckFailed with what is wrong first."""
+    _refuse_no_function(spec, fn)
+    return (_judge_group if isinstance(spec, GroupSpec) else _judge_alone)(spec, fn, random.Random(seed))
+
+
+def judge_folder(spec: FolderSpec, folder: Path, fn: Callable[[], Any] | None = None) -> Verdict:
+    """Look at what lies in `folder`, and at what `fn()` returns when the stage asks for it. Raises CheckFailed."""
+    if not spec.function:
+        return Verdict(spec.name, spec.points, spec.stage(folder))
+    _refuse_no_function(spec, fn)
+    with chdir(folder):  # the function reads what lies there
+        (answer,) = answers(spec, fn, [()])
+    if answer.error == "NotImplementedError":
+        raise CheckFailed(_still_the_stub(spec), "stub")
+    if answer.error:
+        where = f"\n  raised at {answer.where}" if answer.where else ""
+        raise CheckFailed(f"{spec.function} raised {answer.error}: {answer.message}{where}", "raised")
+    return Verdict(spec.name, spec.points, spec.stage(folder, answer.value))
+
+
+def _refuse_no_function(spec: Spec | GroupSpec | FolderSpec, fn: Any) -> None:
     if not callable(fn):
         raise CheckFailed(f"{spec.function} must be a function, and is a {type(fn).__name__}.")
     try:
         pickle_call(fn, ())
     except TypeError as problem:
         raise CheckFailed(str(problem)) from None
-    return (_judge_group if isinstance(spec, GroupSpec) else _judge_alone)(spec, fn, random.Random(seed))
 
 
 def _judge_alone(spec: Spec, fn: Callable, rng: random.Random) -> Verdict:
@@ -42,7 +63,7 @@ def _judge_alone(spec: Spec, fn: Callable, rng: random.Random) -> Verdict:
     return Verdict(spec.name, spec.points, lines)
 
 
-def _still_the_stub(spec: Spec | GroupSpec) -> str:
+def _still_the_stub(spec: Spec | GroupSpec | FolderSpec) -> str:
     return f"{spec.function} is still the stub: write it in the cell above."
 
 

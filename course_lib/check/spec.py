@@ -47,3 +47,19 @@ class Spec:
     mistakes: tuple[Mistake, ...]
     compare: Callable[[Case, Answer], str | None]  # None when right, else what differs, in words
     seconds: float = 10.0
+
+
+@dataclass(frozen=True)
+class FolderSpec:
+    """A stage of a project: what the learner made lies in a folder, and is looked at and run again there.
+
+    `stage` gets the folder, and what the learner's function returned when there is one. It returns the lines of the
+    verdict, or raises CheckFailed.
+    """
+
+    name: str
+    stage: Callable[..., list[str]]
+    points: int
+    label: str  # the stage, in the table of `course check`
+    function: str = ""  # the learner's function of no arguments whose answer is judged, too; "": there is none
+    seconds: float = 10.0  # for that function

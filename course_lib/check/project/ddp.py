@@ -1,0 +1,60 @@
+"""Stage ddp: runs/ddp, the job of runs/one on several ranks, equal to one process."""
+
+from pathlib import Path
+
+from course_lib.check.project import again, one
+from course_lib.check.project.folder import Run, read
+from course_lib.check.project.job import refuse_other
+from course_lib.check.project.probe import why_unequal
+from course_lib.check.project.true import first_steps, last_steps
+from course_lib.check.project.weights import largest_difference, unlike
+from course_lib.check.spec import FolderSpec
+from course_lib.check.verdict import CheckFailed
+
+NAME = "runs/ddp"
+STEPS = 10
+ROUNDING = 1e-9  # of the largest number of a tensor, after some steps in float64
+EXACT = {
+    "model.dtype": "float64", "amp.dtype": "none", "run.device": "cpu", "run.save_every": 1, "run.keep": STEPS,
+}  # fmt: skip
+
+
+def stage(project: Path) -> list[str]:
+    """The lines of the verdict. Raises CheckFailed."""
+    run = read(project, NAME)
+    if run.ranks < 2:
+        raise CheckFailed(f"{NAME} was trained by one rank. Train with ranks=2, or more.", "one_rank")
+    one.refuse_other_job(run)
+    refuse_other(run, read(project, one.NAME))
+    with again.room(project) as room:
+        first = first_steps(room, run)
+        apart = refuse_unequal(room, run)
+        last = last_steps(room, run)
+    return [
+        f"{run.ranks} ranks, the same {run.steps} steps of {run.config.data.global_batch} samples as {one.NAME}",
+        f"in float64, {run.ranks} ranks and one process have the same weights after each of {STEPS} steps; the largest "
+        f"difference is {apart:.1e}",
+        f"the first {len(first.losses)} and the last {len(last.losses)} steps, run again, give what is there",
+    ]
+
+
+def refuse_unequal(room: again.Room, run: Run) -> float:
+    """Compare the weights of N ranks and of one process after each step; returns the largest difference."""
+    steps = min(STEPS, run.steps)
+    alone, together = (room.part(run, steps, ranks, changes=EXACT) for ranks in (1, run.ranks))
+    largest = 0.0
+    for step in range(1, steps + 1):
+        mine, wanted = together.weights(step), alone.weights(step)
+        apart, where = (float("inf"), what) if (what := unlike(mine, wanted)) else largest_difference(mine, wanted)
+        if not apart <= ROUNDING:
+            name, why = why_unequal(room.project, run)
+            raise CheckFailed(
+                f"{NAME} is not equal to one process: in float64, after step {step}, {run.ranks} ranks and one process "
+                f"differ in {where} by {apart:.1e} of its largest number, and rounding makes 1e-15.\n{why}",
+                name,
+            )
+        largest = max(largest, apart)
+    return largest
+
+
+DDP = FolderSpec("16_project", stage, 20, "ddp")
