@@ -1,5 +1,6 @@
 """The house style, for what a machine can judge."""
 
+import json
 import re
 import subprocess
 import sys
@@ -65,6 +66,9 @@ def test_links_between_files_lead_somewhere(root: Path, tracked: list[Path]):
     for path in tracked:
         if path.suffix in {".md", ".ipynb"}:
             text = (root / path).read_text(encoding="utf-8")
+            if path.suffix == ".ipynb":
+                cells = json.loads(text)["cells"]
+                text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
             targets = re.findall(r"\]\((?!\w+:|#)([^)\s#]+)", text)
             broken += [f"{path}: {target}" for target in targets if not (root / path.parent / target).exists()]
     assert broken == []
