@@ -266,7 +266,7 @@ check.project_one()
 # itself.
 #
 # **Predict**, and write it down: how many times as fast as one process will two ranks be, in samples a second? The
-# digits are tiny, and two ranks on two cores have each other's company. No number is wrong here; stage 7 compares.
+# digits are tiny: a step is short, and each one ends with an all-reduce. No number is wrong here; stage 7 compares.
 
 
 # %% solution="predicted"
