@@ -24,7 +24,7 @@ from course_lib.train.loop import fit
 from course_lib.train.plan import plan
 from course_lib.train.prepare import prepare
 from course_lib.train.status import report_failure
-from course_lib.train.stopping import StopRequest, listening
+from course_lib.train.stopping import StopRequest, end_loaders, listening
 
 
 @record
@@ -97,4 +97,5 @@ def failure_noted(folder: Path, rank: int) -> Iterator[None]:
             report_failure(folder, rank, error)
         except OSError as trouble:  # a full disk; the failure itself still goes on to the launcher and its log
             environment.speak(f"status.json cannot be written, either: {trouble.strerror or trouble}.", error=True)
+        end_loaders()
         raise

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import active_children
 
 import psutil
 
@@ -59,6 +60,16 @@ def leave_to_the_rank(_worker: int) -> None:
     die_with_parent()
     for number in SIGNALS.values():
         signal.signal(number, signal.SIG_IGN)
+
+
+def end_loaders() -> None:
+    """End the loader processes of a rank that fails.
+
+    At its exit Python would send SIGTERM to them, which they leave to the rank, and wait for them for ever.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's own handler would raise an error for each
+    for loader in active_children():
+        loader.kill()
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def fresh(folder):
 #   relu(norm(conv(relu(norm(conv(x))))) + x); where channels or stride change, x goes through a 1x1 convolution. That
 #   makes 77,530 parameters; another network will do as well.
 # - **GroupNorm, not BatchNorm.** BatchNorm takes mean and deviation over the samples of *one rank*, so two ranks
-#   compute something else than one process. GroupNorm looks at each sample for itself.
+#   compute something else than one process. GroupNorm looks at each sample for itself. No dropout, for the same reason.
 # - `recipe()`: the configuration. The embedded digits, `DataConfig("digits", global_batch=48)`; your network,
 #   `ModelConfig(f"{__file__}:network")`; rate, epochs and warm-up, `OptimConfig(lr=…, epochs=…, warmup_epochs=…)`.
 
@@ -261,9 +261,9 @@ check.project_one()
 #
 # ## 3. Two ranks, the same job
 #
-# **Goal.** `runs/ddp`: the same recipe on two ranks (more, if you have more cores), with the *same global batch*, and
-# **equal to one process**: in float64 the weights after each of ten steps differ by rounding only. The judge runs that
-# itself.
+# **Goal.** `runs/ddp`: the same recipe on two ranks, with the *same global batch*, and **equal to one process**: in
+# float64 the weights after each of ten steps differ by rounding only. The judge runs that itself. (With more cores you
+# may take more ranks; then take as many in stages 4 to 6.)
 #
 # **Predict**, and write it down: how many times as fast as one process will two ranks be, in samples a second? The
 # digits are tiny: a step is short, and each one ends with an all-reduce. No number is wrong here; stage 7 compares.

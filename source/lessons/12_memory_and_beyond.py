@@ -32,8 +32,8 @@ from course_lib.train.placement import recompute
 
 # %% [markdown]
 # DDP keeps weights, gradients and optimizer whole on every rank. Often it is recommended "for models that are too big
-# for one GPU". It is the other way round: **DDP never helps a model that does not fit.** More ranks give each rank
-# fewer samples, and that is all they make smaller. So what is it that does not fit?
+# for one GPU". **DDP never helps when weights, gradients and optimizer do not fit.** More ranks give each rank fewer
+# samples, and that is all they make smaller. So what is it that does not fit?
 #
 # ## Where memory goes
 #
@@ -331,10 +331,11 @@ for (name, m), (part, peak) in run(bubbles, ranks=3).results[0].items():
     print(f"{name:<5} {m} microbatches: bubble {part:.0%}, predicted {predicted:.0%}; rank 0 kept {peak}")
 
 # %% [markdown]
-# Above the formula: messages and the program itself take time, too, which it leaves out (and more of it, the busier
-# this machine is with other things). The gradients are those of the whole model on the whole batch. More microbatches
-# make the bubble small; but small microbatches use a GPU badly, so M cannot grow for ever. And the formula takes all
-# stages to be equally long. When they are not, the others wait for the slowest one, too: the exercise says how long.
+# It should be above the formula: messages and the program itself take time, too, which it leaves out (and more of it,
+# the busier this machine is with other things). The gradients are those of the whole model on the whole batch. More
+# microbatches make the bubble small; but small microbatches use a GPU badly, so M cannot grow for ever. And the formula
+# takes all stages to be equally long. When they are not, the others wait for the slowest one, too: the exercise says
+# how long.
 #
 # ## Nobody waits: a parameter server
 #

@@ -10,6 +10,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -128,6 +129,10 @@ def remove(name: str):
 
 def write(name: str, text: str):
     return lambda project, run: (project / run / name).write_text(text)
+
+
+def both(*spoils):
+    return lambda project, run: [spoil(project, run) for spoil in spoils]
 
 
 def huge(name: str):
@@ -266,6 +271,7 @@ STATIC = {
         "another network": (option("model.name", "project.py:other"), "other_network", "project.py:other, not"),
         "other parameters": (fact("parameters", 5), "other_network", "5 parameters instead of"),
         "another momentum": (option("optim.momentum", 0.8), "other_job", "optim.momentum is 0.8, not 0.9"),
+        "a copy": (both(copy_of("runs/one"), fact("ranks", 2)), "copied", "is a copy of runs/one"),
     },
     SURVIVAL: {
         "no kill": (copy_of("runs/ddp"), "no_kill", "was started once"),
@@ -285,6 +291,9 @@ STATIC = {
         "a hook of the course": (option("ddp.comm_hook", "ring"), "course_hook", "the hook ring of the course"),
         "one rank": (fact("ranks", 1), "one_rank", "nobody to talk to"),
         "another job": (option("run.seed", 1), "other_seed", "is not the job of runs/ddp"),
+        "a copy": (
+            both(copy_of("runs/ddp"), option("ddp.comm_hook", "project.py:hook")), "copied", "is a copy of runs/ddp"
+        ),
     },
 }  # fmt: skip
 NAMES = {ONE: "runs/one", DDP: "runs/ddp", SURVIVAL: "runs/killed", HOOK: "runs/hook"}
@@ -319,6 +328,12 @@ def test_what_only_running_again_tells_of_the_first_steps(copied):
     rows("train", lambda row: row.update(loss=row["loss"] * 1.01))(copied, "runs/ddp")
     found, text = refused(copied, DDP)
     assert found == "metrics_edited" and "metrics.jsonl says that the loss of step 1 was" in text, (found, text)
+
+
+def test_a_row_of_several_steps_is_their_mean():
+    run = SimpleNamespace(losses={2: 1.5, 5: 3.0, 9: 7.0})
+    ran = dict(enumerate((1.0, 2.0, 2.0, 3.0, 4.0, 5.0), 1))
+    assert list(true.rows_again(run, ran)) == [(2, 1.5, 1.5), (5, 3.0, 3.0)]
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,36 @@ def test_a_network_that_raises_shows_its_line_from_a_forked_start_too(tmp_path, 
     sys.modules.pop("slip")
 
 
+UNUSED = """
+from torch import nn
+from course_lib.train.config import Config, DataConfig, ModelConfig
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(64, 10), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.used(x.flatten(1))
+
+def network(shape, classes):
+    return Net()
+
+def recipe():
+    return Config(data=DataConfig(workers=1), model=ModelConfig(f"{__file__}:network"))
+"""
+
+
+def test_a_rank_that_fails_ends_with_its_loaders(tmp_path, monkeypatch):
+    """They leave SIGTERM to the rank, by which Python ends them at its exit: it would wait for them for ever."""
+    (tmp_path / "unused.py").write_text(UNUSED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TrainError, match="parameters that were not used in producing loss"):
+        train("unused.py:recipe", ranks=2, dir="run", timeout=100)
+    sys.modules.pop("unused")
+
+
 def test_a_killed_run_shows_the_last_output(tmp_path):
     folder = failed_run(tmp_path / "a", status="running", why="")
     with pytest.raises(TrainError, match=r"without a word at step 3: .*kill -9(.|\n)*last words"):

@@ -163,10 +163,15 @@ class Room:
             )  # fmt: skip
         except TimeoutError:
             rows = read_rows(path / "metrics.jsonl")
+            step = rows[-1]["step"] if rows else 0
+            slow = (
+                "Look whether the machine is busy with something else; otherwise take a smaller network, or "
+                "--run.save_every for checkpoints that are less far apart."
+            )
+            stuck = f"Does {PROJECT} wait for something, or end the process, when it is imported?"
             raise CheckFailed(
-                f"{run.name}: run again, {ranks or run.ranks} ranks came to step {rows[-1]['step'] if rows else 0} in "
-                f"{seconds:.0f} s, and the judge does not wait longer. Look whether the machine is busy with something "
-                "else; otherwise take a smaller network, or --run.save_every for checkpoints that are less far apart.",
+                f"{run.name}: run again, {ranks or run.ranks} ranks came to step {step} in {seconds:.0f} s, and the "
+                f"judge does not wait longer. {slow if step else stuck}",
                 "too_slow",
             ) from None
 

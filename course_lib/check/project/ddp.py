@@ -4,7 +4,7 @@ from pathlib import Path
 
 from course_lib.check.project import again, one
 from course_lib.check.project.folder import Run, read
-from course_lib.check.project.job import refuse_other
+from course_lib.check.project.job import refuse_copy, refuse_other
 from course_lib.check.project.probe import why_unequal
 from course_lib.check.project.true import first_steps, last_steps
 from course_lib.check.project.weights import largest_difference, unlike
@@ -25,7 +25,9 @@ def stage(project: Path) -> list[str]:
     if run.ranks < 2:
         raise CheckFailed(f"{NAME} was trained by one rank. Train with ranks=2, or more.", "one_rank")
     one.refuse_other_job(run)
-    refuse_other(run, read(project, one.NAME))
+    alone = read(project, one.NAME)
+    refuse_other(run, alone)
+    refuse_copy(run, alone, "Train it on two ranks or more.")
     with again.room(project) as room:
         first = first_steps(room, run)
         apart = refuse_unequal(room, run)
@@ -41,7 +43,13 @@ def stage(project: Path) -> list[str]:
 def refuse_unequal(room: again.Room, run: Run) -> float:
     """Compare the weights of N ranks and of one process after each step; returns the largest difference."""
     steps = min(STEPS, run.steps)
-    alone, together = (room.part(run, steps, ranks, changes=EXACT) for ranks in (1, run.ranks))
+    try:
+        alone, together = (room.part(run, steps, ranks, changes=EXACT) for ranks in (1, run.ranks))
+    except CheckFailed as problem:
+        if problem.mistake != "does_not_run_again":
+            raise
+        why = "This part runs in float64, with --model.dtype float64: the network must take the images as they come."
+        raise CheckFailed(f"{problem}\n{why}", problem.mistake) from None
     largest = 0.0
     for step in range(1, steps + 1):
         mine, wanted = together.weights(step), alone.weights(step)

@@ -7,7 +7,7 @@ from course_lib.check.engine import judge
 from course_lib.check.project import again, ddp, one
 from course_lib.check.project.folder import PROJECT, Run, read
 from course_lib.check.project.hook_ranks import SPEC
-from course_lib.check.project.job import refuse_other
+from course_lib.check.project.job import refuse_copy, refuse_other
 from course_lib.check.project.ring import NAME as RING
 from course_lib.check.project.ring import Named, refuse_wrong_ring
 from course_lib.check.project.true import first_steps, last_steps
@@ -30,7 +30,9 @@ def stage(project: Path) -> list[str]:
             f"{NAME} was trained by one rank, which has nobody to talk to. Take ranks=2, or more.", "one_rank"
         )
     one.refuse_other_job(run)
-    refuse_other(run, read(project, ddp.NAME), without=["ddp.comm_hook"])
+    plain = read(project, ddp.NAME)
+    refuse_other(run, plain, without=["ddp.comm_hook"])
+    refuse_copy(run, plain, f"Train it with --ddp.comm_hook {PROJECT}:{name}.")
     refuse_wrong_ring(project)
     lines = judge(replace(SPEC, function=name), Named(project, name)).lines
     with again.room(project) as room:

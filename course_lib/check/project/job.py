@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from course_lib.check.project.folder import Run
+from course_lib.check.project.folder import Run, is_number
 from course_lib.check.verdict import CheckFailed
 from course_lib.train.config import as_json
 from course_lib.train.folder import differences
@@ -30,6 +30,16 @@ def refuse_other(run: Run, like: Run, without: Iterable[str] = ()) -> None:
     if apart:
         told = "; ".join(f"{option} is {run.options[option]}, not {like.options[option]}" for option in sorted(apart))
         raise CheckFailed(f"{run.name} is not the job of {like.name}: {told}. Use the same options.", "other_job")
+
+
+def refuse_copy(run: Run, like: Run, cure: str) -> None:
+    """Raise CheckFailed "copied": two trainings never take the same time in each step, to the last digit."""
+    times = [{row["step"]: row.get("samples_per_s") for row in r.rows("train")} for r in (run, like)]
+    common = [step for step, value in times[0].items() if is_number(value) and step in times[1]]
+    same = [step for step in common if times[0][step] == times[1][step]]
+    if len(same) > 2 and len(same) > len(common) / 10:
+        text = f"{len(same)} of {len(common)} rows have the same samples_per_s in both, to the last digit"
+        raise CheckFailed(f"{run.name} is a copy of {like.name}: {text}. {cure}", "copied")
 
 
 Named = tuple[str, str] | None

@@ -5,7 +5,7 @@ Nothing is believed: both runs are started again for some steps, in turn.
 
 import math
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 from course_lib.check.project import again, folder
@@ -14,6 +14,7 @@ from course_lib.check.project.evidence import refuse_evidence
 from course_lib.check.project.folder import Run
 from course_lib.check.project.job import refuse_other
 from course_lib.check.project.spans import THIEVES, Reading, reading, recorded
+from course_lib.check.project.true import rows_again
 from course_lib.check.spec import FolderSpec
 from course_lib.check.verdict import CheckFailed
 from course_lib.parallel.traces import read_spans
@@ -135,13 +136,10 @@ def refuse_not_faster(slow: Run, fast: Run, speeds: dict[str, float]) -> float:
 
 def refuse_losses(run: Run, losses: dict[int, float], how: str, mistake: str) -> None:
     """The first rows of a run folder against the losses of each step that the judge has run."""
-    before = 0
-    for step in sorted(run.losses.keys() & range(1, max(losses) + 1)):  # a row is the mean since the one before
-        mine = mean(losses[one] for one in range(before + 1, step + 1))
-        before = step
-        if not math.isclose(run.losses[step], mine, rel_tol=1e-3, abs_tol=1e-5):
+    for step, said, mine in rows_again(run, losses):
+        if not math.isclose(said, mine, rel_tol=1e-3, abs_tol=1e-5):
             raise CheckFailed(
-                f"{run.name}/metrics.jsonl has a loss of {run.losses[step]:.5f} at step {step}; {how}, it is "
+                f"{run.name}/metrics.jsonl has a loss of {said:.5f} at step {step}; {how}, it is "
                 f"{mine:.5f}. Has project.py changed since, or the file? Train {run.name} anew.",
                 mistake,
             )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from course_lib.check.project import again, ddp
 from course_lib.check.project.folder import Run, is_number, read
-from course_lib.check.project.job import refuse_other
+from course_lib.check.project.job import refuse_copy, refuse_other
 from course_lib.check.project.weights import checkpoints, distance, same_bits, unlike, weights
 from course_lib.check.spec import FolderSpec
 from course_lib.check.verdict import CheckFailed
@@ -27,7 +27,7 @@ def stage(project: Path) -> list[str]:
         raise CheckFailed(text, "ranks")
     refuse_other(run, straight)
     killed, then = the_kill(run)
-    refuse_copy(run, straight)
+    refuse_copy(run, straight, KILL)
     refuse_other_weights(run, straight)
     with again.room(project) as room:
         step = kill_and_continue(room, run)
@@ -78,16 +78,6 @@ def _not_killed(launch: Launch) -> CheckFailed:
         return CheckFailed(f"{NAME} {text} {KILL}", "killed_after_end")
     text = f"was not killed: the launch before the last one ended as {launch.status[:40]!r}{why}."
     return CheckFailed(f"{NAME} {text} {KILL}", "not_killed")
-
-
-def refuse_copy(run: Run, straight: Run) -> None:
-    """Two trainings never take the same time in each step, to the last digit."""
-    times = [{row["step"]: row.get("samples_per_s") for row in r.rows("train")} for r in (run, straight)]
-    common = [step for step, value in times[0].items() if is_number(value) and step in times[1]]
-    same = [step for step in common if times[0][step] == times[1][step]]
-    if len(same) > 2 and len(same) > len(common) / 10:
-        text = f"{len(same)} of {len(common)} steps took the same time in both, to the last digit"
-        raise CheckFailed(f"{NAME} is a copy of {ddp.NAME}: {text}. {KILL}", "copied")
 
 
 def refuse_other_weights(run: Run, straight: Run) -> None:

@@ -1,5 +1,8 @@
 """Is what a run folder says true? Its first and its last steps are run again, and must agree up to rounding."""
 
+from collections.abc import Iterator
+from statistics import mean
+
 from course_lib.check.project.again import Part, Room
 from course_lib.check.project.folder import START, Run, odd
 from course_lib.check.project.weights import checkpoints, distance, unlike, weights
@@ -11,7 +14,7 @@ LOSS = 1e-3  # part of the loss by which another machine's rounding may change i
 LOSS_16 = 3e-2  # the same for forwards in 16 bits
 SAMPLES = 2  # of the test data that rounding may put on the other side
 MOVED = 0.1  # part of the way from one checkpoint to the next by which rounding may change its end
-CHANGED = "metrics.jsonl, config.json or project.py was changed after the training"
+CHANGED = "project.py was changed after the training, or metrics.jsonl or config.json was"
 
 
 def first_steps(room: Room, run: Run) -> Part:
@@ -22,15 +25,25 @@ def first_steps(room: Room, run: Run) -> Part:
     checkpoints(run)  # first what costs nothing
     part = room.part(run, min(max(FIRST, min(run.losses)), run.steps))  # at least one that is on record
     allowed = LOSS if run.config.amp.dtype == "none" else LOSS_16
-    for step, loss in part.losses.items():
-        said = run.losses.get(step)
-        if said is not None and not abs(said - loss) <= allowed * max(abs(loss), 1e-3):
+    for step, said, loss in rows_again(run, part.losses):
+        if not abs(said - loss) <= allowed * max(abs(loss), 1e-3):
             raise CheckFailed(
                 f"{run.name}: metrics.jsonl says that the loss of step {step} was {said:.5g}; by this configuration "
                 f"and the project.py of now it is {loss:.5g}. {CHANGED}. {START.format(name=run.name)}",
                 "metrics_edited",
             )
     return part
+
+
+def rows_again(run: Run, losses: dict[int, float]) -> Iterator[tuple[int, float, float]]:
+    """(step, loss of metrics.jsonl, the same from `losses`, those of each step that the judge has run).
+
+    A row is the mean over the steps since the row before: with --run.log_every 5 it stands for five.
+    """
+    before = 0
+    for step in sorted(run.losses.keys() & losses.keys()):
+        yield step, run.losses[step], mean(losses[one] for one in range(before + 1, step + 1))
+        before = step
 
 
 def last_steps(room: Room, run: Run) -> Part:
