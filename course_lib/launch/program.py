@@ -6,9 +6,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from course_lib.launch.arguments import cwd as current_folder
 from course_lib.launch.errors import RunInterrupted
 from course_lib.launch.supervise import can_fork, exclusive
+
+_VANISHED = 10.0  # seconds without a rank, longer than torchrun needs to start them again
+_NEVER_SEEN = 30.0  # the same before the first one, who may have left before anybody looked
 
 
 def torchrun(
@@ -37,6 +42,9 @@ def torchrun(
              command; "auto": fork on Linux without an NVIDIA driver
     restarts how often torchrun starts all ranks again when one has failed
     module   what forked ranks need of the course: imported once, before the fork
+
+    Forked ranks that leave by os._exit are waited for by torchrun for ever. So when no rank has been there for
+    10 seconds, or none came within 30, torchrun is ended, and 1 is returned.
     """
     if start == "auto":
         start = "fork" if can_fork() and not Path("/dev/nvidiactl").exists() else "torchrun"
@@ -49,9 +57,13 @@ def torchrun(
     with exclusive() as (current, interrupt):
         whole_env = {**os.environ, **(env or {})}
         current.start(start, argv=argv, module=module, log=log, env=whole_env, cwd=Path(cwd or current_folder()))
+        ranks = _Ranks(current.agent)
         while current.poll(0.2) is None:
             if on_tick:
                 on_tick()
+            if start == "fork" and ranks.vanished():
+                current.end()
+                return 1
             late = time.monotonic() > deadline
             if interrupt.count or late:
                 current.signal(signal.SIGTERM)
@@ -68,3 +80,27 @@ def torchrun(
             on_tick()
         assert current.exit_code is not None
         return current.exit_code
+
+
+class _Ranks:
+    """The grandchildren of the agent: torchrun is its child, and they are torchrun's."""
+
+    def __init__(self, agent: int) -> None:
+        self.agent, self.looked = agent, time.monotonic()
+        self.until = self.looked + _NEVER_SEEN
+
+    def vanished(self) -> bool:
+        """Whether none has been there for too long. It looks every two seconds."""
+        now = time.monotonic()
+        if now - self.looked >= 2:
+            self.looked = now
+            if self._there():
+                self.until = now + _VANISHED
+        return now > self.until
+
+    def _there(self) -> bool:
+        try:
+            family = [rank for child in psutil.Process(self.agent).children() for rank in child.children()]
+            return any(rank.status() != psutil.STATUS_ZOMBIE for rank in family)
+        except psutil.NoSuchProcess:  # one of them has ended just now: look again later
+            return True

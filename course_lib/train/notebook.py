@@ -120,7 +120,11 @@ def judge(folder: Path, before: int, output: str) -> TrainRun:
         text = "\n".join(said)
         if "Traceback (most recent call last)" in text or (text := raised(output)):
             raise TrainError(f"The run failed before its first step.\n\n{text}")
-        raise ConfigError(said[-1] if said else "torchrun ended before a rank had said a word.")
+        raise ConfigError(
+            said[-1]
+            if said
+            else ("No rank said a word before it was gone. Was it killed, or does a file of yours call os._exit?")
+        )
     run = TrainRun.read(folder)
     if run.status in ("finished", "stopped"):
         return run

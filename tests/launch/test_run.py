@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import run
-from course_lib.launch import RunError
+from course_lib.launch import RunError, program
 from course_lib.launch.printed import KEPT
 from course_lib.launch.supervise import supervisor
 
@@ -184,6 +184,16 @@ def test_a_rank_that_dies(function, words):
 def test_dead_rank_under_plain_torchrun():
     error = fails(killed, 2, start="torchrun")
     assert error.culprit == 1, str(error)
+
+
+def test_a_program_whose_ranks_leave_without_a_word_ends(tmp_path, monkeypatch):
+    """torchrun alone waits for ever for a forked rank that leaves by os._exit(0)."""
+    monkeypatch.setattr(program, "_VANISHED", 3.0)
+    (tmp_path / "leaves.py").write_text("import os, time\ntime.sleep(5)\nos._exit(0)\n")
+    began = time.monotonic()
+    line = [str(tmp_path / "leaves.py")]
+    assert program.torchrun(line, ranks=2, log=tmp_path / "log", timeout=100, start="fork") == 1
+    assert time.monotonic() - began < 90  # it is no timeout: that would be an error
 
 
 def test_receives_that_nobody_sends():
