@@ -41,7 +41,7 @@ class TcpTransport(SocketTransport):
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             listener.bind((address, 0))
-            listener.listen(self.size)
+            listener.listen(socket.SOMAXCONN)  # strangers may come, too, and must not keep a rank out
         except OSError as error:
             listener.close()
             raise ValueError(f"address={address!r} is none of this host: {error}.") from None
