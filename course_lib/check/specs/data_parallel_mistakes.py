@@ -27,20 +27,21 @@ def hides_parameters(e: Evidence, wrong: Wrong) -> str | None:
 # Parameters without a gradient.
 
 
-def _none_error(e: Evidence, wrong: Wrong, group: str) -> bool:
+def none_error(e: Evidence, wrong: Wrong, group: str) -> bool:
+    """A rank stumbled over a gradient that is None, in a case of this group."""
     types = ("AttributeError", "TypeError")
     found = any("None" in answer.error_text and answer.error in types for _, answer in errors(e))
     return found and wrong.kind == "raised" and e.cases[wrong.case].group == group
 
 
 def frozen_crash(e: Evidence, wrong: Wrong) -> str | None:
-    if _none_error(e, wrong, "frozen"):
+    if none_error(e, wrong, "frozen"):
         return "A frozen parameter (requires_grad=False) never gets a gradient, its .grad is None: leave it out."
     return None
 
 
 def unused_crash(e: Evidence, wrong: Wrong) -> str | None:
-    if _none_error(e, wrong, "branch"):
+    if none_error(e, wrong, "branch"):
         return (
             "A parameter that this rank did not use in this step has no gradient: .grad is None. Others may have used "
             "it and wait for this rank: take part with zeros."

@@ -4,6 +4,7 @@ from course_lib.check import known as known_mistakes
 from course_lib.check.findings import errors
 from course_lib.check.group import Evidence, Wrong
 from course_lib.check.known import known
+from course_lib.check.specs.data_parallel_mistakes import frozen_crash, none_error
 from course_lib.check.specs.zero_one_seen import GATHERS, NUMBER, SCATTERS, Seen, close, first_off
 from course_lib.check.specs.zero_one_weights import WEIGHTS
 
@@ -24,12 +25,6 @@ def destroys_group(e: Evidence, wrong: Wrong) -> str | None:
 
 def _said(e: Evidence, *parts: str) -> bool:
     return any(part in answer.error_text for _, answer in errors(e) for part in parts)
-
-
-def _none_error(e: Evidence, wrong: Wrong, group: str) -> bool:
-    kinds = ("AttributeError", "TypeError")
-    found = any("None" in answer.error_text and answer.error in kinds for _, answer in errors(e))
-    return found and e.cases[wrong.case].group == group
 
 
 def generator_used_up(e: Evidence, wrong: Wrong) -> str | None:
@@ -79,14 +74,8 @@ def parameter_is_sent(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
-def frozen_crash(e: Evidence, wrong: Wrong) -> str | None:
-    if _none_error(e, wrong, "frozen"):
-        return "A frozen parameter (requires_grad=False) never gets a gradient, its .grad is None: leave it out."
-    return None
-
-
 def unused_crash(e: Evidence, wrong: Wrong) -> str | None:
-    if _none_error(e, wrong, "branch"):
+    if none_error(e, wrong, "branch"):
         return (
             "A parameter that this rank did not use in this step has .grad None. Other ranks may have used it, and its "
             "place in the flat tensor must stay: put zeros there."
