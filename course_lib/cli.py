@@ -5,6 +5,8 @@ import sys
 from difflib import get_close_matches
 from importlib import import_module
 
+from course_lib.startup import importing
+
 # command: (module with main(argv) -> exit code, what it does)
 COMMANDS = {
     "doctor": ("course_lib.cluster.doctor", "is this machine fit for the course? (--json for programs)"),
@@ -40,17 +42,19 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _call(program: str, commands: dict[str, tuple[str, str]], words: list[str]) -> int:
+def _call(title: str, commands: dict[str, tuple[str, str]], words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
-        print(_help(program, commands))
+        print(_help(title, commands))
         return 0 if words else 2
     name, *rest = words
     if name not in commands:
         close = get_close_matches(name, commands, 1)
-        hint = f" Did you mean '{program} {close[0]}'?" if close else ""
-        print(f"'{program}' has no command '{name}'.{hint} It has: {', '.join(commands)}.", file=sys.stderr)
+        hint = f" Did you mean '{title} {close[0]}'?" if close else ""
+        print(f"'{title}' has no command '{name}'.{hint} It has: {', '.join(commands)}.", file=sys.stderr)
         return 2
-    return import_module(commands[name][0]).main(rest)
+    with importing():
+        program = import_module(commands[name][0])
+    return program.main(rest)
 
 
 def _help(program: str, commands: dict[str, tuple[str, str]]) -> str:

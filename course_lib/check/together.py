@@ -50,7 +50,7 @@ def collect(fn: Callable, evidence: Evidence, numbers: Iterable[int], seconds: f
     if error:
         failed = next((number for number in chosen if not evidence.complete(number)), chosen[-1])
         text = _in_terms_of_the_case(str(error))
-        evidence.broken[failed] = Breakdown(text, text.startswith("deadlock"), error.culprit)
+        evidence.broken[failed] = Breakdown(text, error.deadlock, error.culprit)
 
 
 def _in_terms_of_the_case(text: str) -> str:

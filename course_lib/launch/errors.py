@@ -19,11 +19,14 @@ class RunError(RuntimeError):
     messages   all calls of torch.distributed until then
     output     what each rank had printed
     zero       the moment of time.monotonic() from which the times of the messages count
+    deadlock   all ranks waited for one another, and none would ever have gone on
     """
 
-    def __init__(self, text: str, *, culprit: int | None = None, messages=(), output=(), zero=0.0) -> None:
+    def __init__(
+        self, text: str, *, culprit: int | None = None, messages=(), output=(), zero=0.0, deadlock=False
+    ) -> None:
         super().__init__(text)
-        self.culprit, self.messages, self.output = culprit, list(messages), list(output)
+        self.culprit, self.messages, self.output, self.deadlock = culprit, list(messages), list(output), deadlock
         self.zero: float = zero
 
     def _render_traceback_(self) -> list[str]:

@@ -26,6 +26,8 @@ class Ranks:
         self.processes: dict[int, psutil.Process] = {}
         self.exit_codes: dict[int, int | None] = {}
         self._calm_since, self._looked, self._last_seen = time.monotonic(), 0.0, None
+        self._calls: list | None = None  # in which each rank stood when it was last looked at, and since when
+        self._calls_since = time.monotonic()
         self._runnable: dict[str, float] = {}  # threads that have wanted a core at each look, and since when
 
     def headers(self) -> list[trace.Header]:
@@ -64,6 +66,13 @@ class Ranks:
             self._calm_since = now
         return now - self._calm_since > _QUIET
 
+    def stuck(self) -> bool:
+        """When the time is up: no rank has entered or left a call for a while, and all wait in one.
+
+        A busy machine may hide that from `deadlocked`, which wants to see them all asleep.
+        """
+        return self._calls is not None and time.monotonic() - self._calls_since > _QUIET
+
     def _moving(self) -> bool:
         """False when every rank that has not returned sleeps in a call of torch.distributed without progress."""
         seen = []
@@ -72,7 +81,7 @@ class Ranks:
                 continue
             # a rank with threads of its own may yet be helped by one of them
             if header.state != trace.RUNNING or header.row < 0 or header.threads > 1 or rank not in self.processes:
-                self._last_seen = None
+                self._last_seen = self._calls = None
                 return True
             try:
                 times = self.processes[rank].cpu_times()
@@ -82,6 +91,9 @@ class Ranks:
             except psutil.NoSuchProcess:
                 return True
             seen.append((rank, header.calls, header.row, times.user + times.system, asleep, threads))
+        calls = [row[:3] for row in seen]
+        if calls != self._calls:
+            self._calls, self._calls_since = calls, time.monotonic()
         before, self._last_seen = self._last_seen, self._last_seen or seen
         still = before is not None and len(before) == len(seen) and all(
             a[:3] == b[:3] and b[3] - a[3] <= _idle(b[5]) and b[4] for a, b in zip(before, seen, strict=True)

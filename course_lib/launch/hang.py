@@ -36,9 +36,13 @@ def _circle(states: list[RankState], messages: Sequence[Message]) -> str:
 
 
 def _astray(waiting: RankState, messages: Sequence[Message]) -> str | None:
-    """The peer has begun to send, but to somebody else or with another tag: in words. None when it sends nothing."""
+    """The peer has begun to send, but what it sends does not arrive here: why, in words. None when it sends nothing."""
     peer, tag = waiting.blocked.peer, waiting.blocked.tag
     under_way = [m for m in messages if m.rank == peer and m.op == "isend" and m.end is None]
+    here = [m for m in messages if m.rank == waiting.rank and m.op in RECEIVES and (m.peer, m.tag) == (peer, tag)]
+    sent = [m for m in messages if m.rank == peer and m.op in SENDS and (m.peer, m.tag) == (waiting.rank, tag)]
+    if len(sent) >= len(here) > 0 and sent[len(here) - 1] in under_way:  # they meet: the k-th send and the k-th receive
+        return _never_waited(sent[len(here) - 1])
     for m in under_way:
         if m.peer == waiting.rank and m.tag != tag:
             return (
@@ -52,14 +56,18 @@ def _astray(waiting: RankState, messages: Sequence[Message]) -> str | None:
     return None
 
 
+def _never_waited(m: Message) -> str:
+    return (
+        f"rank {m.rank} has called isend to rank {m.peer} ({m.where}) but never wait() on what isend returned: "
+        "only then is a message sure to have left."
+    )
+
+
 def _dead_end(waiting: RankState, other: RankState, messages: Sequence[Message]) -> str:
     told = f"rank {waiting.rank} {waits(waiting.blocked)}"
     for m in messages:
         if (m.rank, m.op, m.peer, m.end) == (other.rank, "isend", waiting.rank, None):
-            return (
-                f"{told}; rank {other.rank} has called isend to it ({m.where}) but never wait() on what isend "
-                "returned: only then is a message sure to have left."
-            )
+            return f"{told}; {_never_waited(m)}"
     if waiting.blocked.op not in trace.POINT_TO_POINT:
         missing, missed = "call it", "calling it"
     elif waiting.blocked.op in SENDS or waiting.blocked.op.startswith("send"):

@@ -131,10 +131,11 @@ class _Run:
                 self.fail(f"the ranks had not started after {_START_LIMIT:.0f} s")
             return
         if now - max(begins) > self.timeout:
+            deadlock = self.ranks.stuck()
             self.ranks.ask_stacks()
-            self.fail(f"not finished after {self.timeout:g} s")
+            self.fail(f"not finished after {self.timeout:g} s", deadlock)
         if self.ranks.deadlocked():
-            self.fail("deadlock: all ranks wait, and nothing can wake them")
+            self.fail("deadlock: all ranks wait, and nothing can wake them", True)
 
     def collect(self) -> Result:
         self.printed.show(last=True)
@@ -151,7 +152,7 @@ class _Run:
         self.current.end()
         raise RunInterrupted("Interrupted: all ranks have been stopped.\n" + "\n".join(lines))
 
-    def fail(self, headline: str | None = None) -> None:
+    def fail(self, headline: str | None = None, deadlock: bool = False) -> None:
         """End the run and raise what the learner should read."""
         states, messages, zero = self.ranks.states(), self.ranks.messages(), self.ranks.zero()
         self.current.end()
@@ -162,4 +163,4 @@ class _Run:
         if guilty and not guilty.error and (said := last_words(output[guilty.rank])):
             text += f"\n\nrank {guilty.rank}'s last words: {said}"
         culprit = guilty.rank if guilty else None
-        raise RunError(text, culprit=culprit, messages=messages, output=output, zero=zero)
+        raise RunError(text, culprit=culprit, messages=messages, output=output, zero=zero, deadlock=deadlock)

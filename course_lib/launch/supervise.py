@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from course_lib.startup import quick_exit
+
 TAG = "COURSE_LIB_OWNER"  # every process that we start carries it; the last sweep looks for it
 _WARM_LIMIT = 180.0  # seconds for the agent to import torch, on a slow and busy disk
 _GONE_LIMIT = 30.0
@@ -199,6 +201,7 @@ def prewarm() -> None:
         sys.modules["torch"].set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads than cores make everything slow, here as well
     supervisor()
+    quick_exit()
 
 
 def scratch() -> Path:

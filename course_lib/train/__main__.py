@@ -7,7 +7,10 @@ import sys
 # more.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from course_lib.train.main import main
+from course_lib.startup import importing
+
+with importing():
+    from course_lib.train.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,9 +16,12 @@ import torch
 import torch.distributed as dist
 
 from course_lib import run
-from course_lib.launch import RunError, program
+from course_lib.launch import Message, RunError, program, trace
+from course_lib.launch.diagnose import RankState
+from course_lib.launch.hang import explain_hang
 from course_lib.launch.printed import KEPT
 from course_lib.launch.supervise import supervisor
+from course_lib.launch.trace import Blocked
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import a test file
 
@@ -241,6 +244,34 @@ def test_messages_that_go_astray(neighbour, tagged, says):
     text = str(fails(work, 3))
     assert "each waits for a message that does not come" in text and "nobody sends" not in text
     assert says in text
+
+
+def test_a_message_that_never_left_is_named_in_a_circle():
+    """An isend without its wait() may or may not leave: so the states are made here, as two ranks would leave them."""
+    states = [
+        RankState(rank, trace.RUNNING, Blocked("recv", 1 - rank, f"x.py, line {rank}", (), 0)) for rank in range(2)
+    ]
+    calls = [
+        Message(rank, op, 1 - rank, 4, start, end, f"x.py, line {line}")
+        for rank in range(2)
+        for line, (op, start, end) in enumerate([("isend", 0.0, 0.5), ("recv", 0.1, 0.5), ("isend", 0.6, None)], 5)
+    ] + [Message(rank, "recv", 1 - rank, 4, 0.7, None, f"x.py, line {rank}") for rank in range(2)]
+    text = explain_hang(states, calls)
+    assert "rank 1 has called isend to rank 0 (x.py, line 7) but never wait() on what isend returned" in text
+    assert "nobody sends" not in text
+    without = [m for m in calls if m.end is not None or m.op == "recv"]  # the second message was never begun
+    assert explain_hang(states, without).endswith("everybody waits to receive and nobody sends.")
+
+
+def test_a_deadlock_is_one_on_a_busy_machine_too(monkeypatch):
+    """Where the ranks are never seen asleep, it is told when the time is up."""
+    monkeypatch.setattr("course_lib.launch.follow.Ranks._starved", lambda *_: True)
+    with pytest.raises(RunError, match="not finished after 3 s") as caught:
+        run(lambda: dist.recv(torch.ones(1), 1 - dist.get_rank()), 2, timeout=3)
+    assert caught.value.deadlock
+    with pytest.raises(RunError, match="not finished after 3 s") as caught:
+        run(lambda: (dist.get_rank() and dist.recv(torch.ones(1), 0)) or time.sleep(60), 2, timeout=3)
+    assert not caught.value.deadlock
 
 
 def test_collective_on_one_rank():

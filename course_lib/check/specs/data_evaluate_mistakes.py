@@ -252,13 +252,8 @@ def empty_share(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
-def _hangs(wrong: Wrong) -> bool:
-    """A deadlock; or one that a busy machine's clock has ended first."""
-    return wrong.kind == "hangs" or ("not finished after" in wrong.text and " differs: " in wrong.text)
-
-
 def leaves_early(e: Evidence, wrong: Wrong) -> str | None:
-    if _hangs(wrong) and e.complete(0) and e.complete(1):
+    if wrong.kind == "hangs" and e.complete(0) and e.complete(1):
         return (
             "It hangs when one rank has no samples: that rank leaves out a collective, and the others wait for it. "
             "Every rank must make the same calls, whatever its share."
@@ -267,7 +262,7 @@ def leaves_early(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def one_rank_calls(e: Evidence, wrong: Wrong) -> str | None:
-    if not _hangs(wrong):
+    if wrong.kind != "hangs":
         return None
     return (
         "The ranks do not make the same collective calls. No collective may stand in a branch that only some ranks "
