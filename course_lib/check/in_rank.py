@@ -10,7 +10,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -93,7 +92,7 @@ def _answer(fn, tensor: torch.Tensor, options: dict, traced: bool, path: Path, c
     facts = {"returned": _kind(value), "itself": _itself(value, tensor), "destroyed": not dist.is_initialized()}
     facts |= {"open": handles.open, "touched": handles.touched}
     if traced:
-        facts["events"] = [asdict(event) for event in recorder.events()]
+        facts["events"] = [{name: getattr(e, name) for name in e.__slots__} for e in recorder.events()]
     other = isinstance(value, torch.Tensor) and value.dtype in plain.DTYPES.values() and not facts["itself"]
     plain.write(path, facts, {"after": tensor, **({"value": value} if other else {})})
     if facts["destroyed"]:

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 from course_lib.cluster import child
+from course_lib.startup import importing
 
 
 class ProbeFailed(Exception):
@@ -46,8 +47,9 @@ class Torch:
 
 
 def _find() -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
+    with importing():
+        import torch
+        import torch.distributed as dist
 
     torch.set_num_threads(1)
     found: dict[str, Any] = {"torch": torch.__version__, "torchvision": _torchvision()}

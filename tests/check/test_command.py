@@ -1,6 +1,7 @@
 """`course check`: real notebooks, good and bad, as a learner calls it."""
 
 import subprocess
+import symtable
 import sys
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def shift(tensor):
         sending.wait()
     return received
 """
+STUB = "def read_environment(env, gpus):\n    raise NotImplementedError"
 SENDS_FIRST = SHIFT.replace("sending = dist.isend", "sending = dist.isend").replace(
     "dist.irecv(received, (rank - 1) % size).wait()\n        sending.wait()",
     "sending.wait()\n        dist.recv(received, (rank - 1) % size)",
@@ -49,39 +51,71 @@ def called(capsys, *arguments: object) -> tuple[int, str, str]:
     return code, out.out, out.err
 
 
-# The project needs run folders, and writes a file: test_project_whole.py is about it.
-FUNCTIONS = {name: graded for name, graded in GRADED.items() if graded.module != "project"}
+# Notebooks of the course: of one process, of a group, and of one function of each kind. The others are run elsewhere:
+# the checks in all solutions in test_notebooks.py, the stubs of all kinds in the file of each exercise beside this one.
+SOME = ("01_ranks", "02_messages", "08_data")
+FUNCTIONS = [graded.spec() for graded in GRADED.values() if graded.spec().name in SOME]
 
 
-def without_project(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*/*.ipynb") if path.stem != "16_project")
+def some(folder: Path) -> list[Path]:
+    return [folder / name / f"{name}.ipynb" for name in SOME]
 
 
 def test_solutions_pass_with_full_points(root, capsys):
-    code, out, _ = called(capsys, *without_project(root / "solutions"))
+    code, out, _ = called(capsys, *some(root / "solutions"))
     assert code == 0, out
     rows = [line for line in out.splitlines() if "✔ the checks passed" in line]
-    assert len(rows) == len(FUNCTIONS)
-    total = sum(graded.spec().points for graded in FUNCTIONS.values())
+    assert len(rows) == len(FUNCTIONS) == 4
+    total = sum(spec.points for spec in FUNCTIONS)
     assert f"{total} of {total}" in out
 
 
 def test_exercises_as_released_are_stubs(root, capsys):
-    code, out, _ = called(capsys, *without_project(root / "exercises"))
+    code, out, _ = called(capsys, *some(root / "exercises"))
     assert code == 1
     assert out.count("is still the stub: write it in the cell above.") == len(FUNCTIONS)
 
 
-def test_every_graded_cell_of_the_course_has_a_check_with_its_points(root):
+def test_every_graded_cell_of_the_course_has_a_check_with_its_points_and_a_stub(root):
     found = {}
     for path in (root / "exercises").glob("*/*.ipynb"):
-        for cell in nbformat.read(path, as_version=4).cells:
-            marks = cell.metadata.get("nbgrader", {})
+        cells = nbformat.read(path, as_version=4).cells
+        sources = [cell.source for cell in cells]
+        for marks, source in ((cell.metadata.get("nbgrader", {}), cell.source) for cell in cells):
             if marks.get("grade"):
                 found[marks["grade_id"]] = marks["points"]
-                assert f"({GRADED[marks['grade_id']].spec().function})" in cell.source
-                assert path.stem == GRADED[marks["grade_id"]].spec().name
+                spec = GRADED[marks["grade_id"]].spec()
+                assert f"({spec.function})" in source
+                assert path.stem == spec.name
+                defined = [
+                    text for text in sources if f"def {spec.function}(" in text or f"class {spec.function}" in text
+                ]
+                assert not spec.function or ["raise NotImplementedError" in text for text in defined] == [True]
     assert found == {name: graded.spec().points for name, graded in GRADED.items()}
+
+
+def names(cells: list[str], kinds: str) -> set[str]:
+    """The global names of these cells that fit one of the kinds, as symtable has them: "assigned referenced"."""
+    found, tables = set(), [symtable.symtable(cell, "cell", "exec") for cell in cells]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        fitting = (s for s in table.get_symbols() if any(getattr(s, f"is_{kind}")() for kind in kinds.split()))
+        found |= {symbol.get_name() for symbol in fitting if symbol.is_global()}
+    return found
+
+
+# The project writes a file and needs run folders: test_project_whole.py is about it.
+@pytest.mark.parametrize("name", sorted({graded.spec().name for graded in GRADED.values()} - {"16_project"}))
+def test_no_solution_needs_a_cell_that_only_shows(root, name):
+    """The command leaves them out: a name that they alone make is used nowhere else."""
+    path = root / "solutions" / name / f"{name}.ipynb"
+    others = [text for _, text in read(path).cells]
+    cells = nbformat.read(path, as_version=4).cells
+    shown = [cell.source for cell in cells if "show" in cell.metadata.get("tags", ())]
+    assert others and shown
+    only_shown = names(shown, "assigned imported namespace") - names(others, "assigned imported namespace")
+    assert only_shown & names(others, "referenced") == set()
 
 
 def test_a_table_with_right_and_wrong(tmp_path, capsys):
@@ -115,9 +149,9 @@ def test_a_function_that_is_missing_says_what_failed(tmp_path, capsys):
 
 def test_a_cell_that_never_ends_is_ended_and_named(tmp_path, capsys):
     path = notebook(tmp_path / "a.ipynb", SHIFT, "y = 0\nwhile True:\n    y += 1")
-    code, out, _ = called(capsys, path, "--seconds", 3)
+    code, out, _ = called(capsys, path, "--seconds", 1)
     assert code == 1
-    assert "A cell was still running after 3 s and was ended (Cell In[2], line " in out
+    assert "A cell was still running after 1 s and was ended (Cell In[2], line " in out
 
 
 def test_a_cell_that_ends_the_process(tmp_path, capsys):
@@ -172,7 +206,7 @@ def test_notebooks_without_graded_cells(tmp_path, capsys, root):
 def test_folders_and_patterns_that_the_shell_left(tmp_path, capsys):
     """`course check exercises/*.ipynb` finds nothing in the shell: each exercise has a folder of its own."""
     (tmp_path / "02").mkdir()
-    stub = notebook(tmp_path / "02" / "a.ipynb", "def shift(tensor):\n    raise NotImplementedError")
+    stub = notebook(tmp_path / "02" / "a.ipynb", STUB, graded=("check_read_environment",))
     (tmp_path / "02" / ".ipynb_checkpoints").mkdir()
     notebook(tmp_path / "02" / ".ipynb_checkpoints" / "a-checkpoint.ipynb", "1 / 0")
     for arguments in ([tmp_path], [tmp_path / "*.ipynb"], [tmp_path, stub]):
@@ -184,7 +218,7 @@ def test_folders_and_patterns_that_the_shell_left(tmp_path, capsys):
 
 
 def test_a_file_that_is_missing_does_not_stop_the_others(tmp_path, capsys):
-    stub = notebook(tmp_path / "a.ipynb", "def shift(tensor):\n    raise NotImplementedError")
+    stub = notebook(tmp_path / "a.ipynb", STUB, graded=("check_read_environment",))
     code, out, err = called(capsys, tmp_path / "b.ipynb", stub)
     assert code == 2 and "b.ipynb: there is no such file" in err and "is still the stub" in out
 

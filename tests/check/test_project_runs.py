@@ -1,21 +1,22 @@
-"""Exercise 16, the stages one, ddp, survival and hook: a right project passes, and each mistake is refused and named.
+"""Exercise 16, the stages one, ddp, survival and hook: each mistake is refused and named.
 
 The runs are trained once, with few epochs. Then they are copied and spoiled, one mistake at a time.
 """
 
-import importlib.util
 import json
 import random
 import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import cloudpickle
+import nbformat
 import pytest
 import torch
 import torch.distributed as dist
+from PIL import Image
 
 from course_lib import check
 from course_lib.check import engine
@@ -27,11 +28,13 @@ from course_lib.train import checkpoint
 from course_lib.train.metrics import read_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # five launches before the first test
-EXAMPLE = Path(__file__).with_name("project_example.py")
-_spec = importlib.util.spec_from_file_location("project_example", EXAMPLE)
-example = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(example)
-sys.modules["project_example"] = example
+SOLUTION = nbformat.read(Path(__file__).parents[2] / "solutions/16_project/16_project.ipynb", as_version=4)
+(PROJECT,) = (
+    text for cell in SOLUTION.cells if (text := cell.source.removeprefix("%%writefile project.py\n")) != cell.source
+)
+example = ModuleType("project_of_the_solution")
+exec(PROJECT, example.__dict__)
+sys.modules[example.__name__] = example
 for module in (example, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)
 STEPS, EVERY, KILL_AT = 60, 10, 12  # of a run: few, so that all this is quick
@@ -51,7 +54,7 @@ def train(project: Path, name: str, ranks: int, *more: str) -> None:
 def right(tmp_path_factory):
     """The folder of a right project."""
     project = tmp_path_factory.mktemp("project")
-    shutil.copy(EXAMPLE, project / "project.py")
+    (project / "project.py").write_text(PROJECT)
     train(project, "one", 1)
     train(project, "ddp", 2)
     train(project, "hook", 2, "--ddp.comm_hook", "project.py:hook")
@@ -263,8 +266,8 @@ STATIC = {
         "one rank": (copy_of("runs/one"), "one_rank", "Train with ranks=2"),
         "the batch grew": (option("data.global_batch", 96), "global_batch_grew", "96 samples a step instead of 48"),
         "another batch": (option("data.global_batch", 24), "global_batch", "24 samples a step instead of 48"),
-        "the rate was scaled": (option("optim.lr", 0.1), "rate_scaled", "multiplied by the ranks"),
-        "another rate": (option("optim.lr", 0.07), "other_rate", "0.07 instead of 0.05"),
+        "the rate was scaled": (option("optim.lr", 0.2), "rate_scaled", "multiplied by the ranks"),
+        "another rate": (option("optim.lr", 0.07), "other_rate", "0.07 instead of 0.1"),
         "another reference": (option("optim.reference_batch", 24), "rate_scaled", "reference_batch 24 instead of 0"),
         "another seed": (option("run.seed", 1), "other_seed", "--run.seed is 1 instead of 0"),
         "other epochs": (option("optim.epochs", 4), "other_epochs", "4 epochs instead of 2"),
@@ -299,14 +302,6 @@ STATIC = {
 NAMES = {ONE: "runs/one", DDP: "runs/ddp", SURVIVAL: "runs/killed", HOOK: "runs/hook"}
 CASES = [(ONE, name, *rest) for name, rest in ODD.items()]
 CASES += [(spec, name, *rest) for spec, found in STATIC.items() for name, rest in found.items()]
-
-
-@pytest.mark.parametrize("spec", NAMES, ids=lambda spec: spec.label)
-def test_a_right_project_passes(right, spec):
-    before = sorted(path for path in right.rglob("*") if path.name != "log")
-    verdict = engine.judge_folder(spec, right)
-    assert f"The checks passed: {spec.points} points." in repr(verdict)
-    assert before == sorted(path for path in right.rglob("*") if path.name != "log"), "the judge left something there"
 
 
 @pytest.mark.parametrize(
@@ -481,6 +476,24 @@ def test_a_hook_returns_a_future():
     with pytest.raises(check.CheckFailed, match="A hook returns a torch") as caught:
         engine.judge(hook_ranks.SPEC, no_future)
     assert caught.value.mistake == "no_future"
+
+
+def test_images_of_one_s_own_are_asked_for_half_of_the_way(tmp_path, monkeypatch):
+    """Four colours: a guess is right in 0.25, so 0.625 is asked for."""
+    for number, colour in enumerate(("red", "green", "blue", "white")):
+        (tmp_path / "images" / str(number)).mkdir(parents=True)
+        for k in range(150):
+            Image.new("RGB", (9, 8), colour).save(tmp_path / "images" / str(number) / f"{k}.png")
+    (tmp_path / "project.py").write_text(PROJECT)
+    train(tmp_path, "one", 1, "--data.name", "imagefolder:images", "--data.side", "8")
+    asked = []
+    monkeypatch.setattr(one, "refuse_low_accuracy", lambda run, enough: asked.append((run.accuracy, enough)))
+    assert engine.judge_folder(ONE, tmp_path).points == 10
+    ((reached, enough),) = asked
+    assert reached >= enough == 0.625
+    monkeypatch.undo()
+    with pytest.raises(check.CheckFailed, match=r"accuracy of 0.6000, and 0.625 is asked for"):
+        one.refuse_low_accuracy(SimpleNamespace(accuracy=0.6), enough)
 
 
 def test_what_keeps_a_part_from_its_end_is_a_sentence(copied):

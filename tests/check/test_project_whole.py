@@ -1,6 +1,7 @@
 """Exercise 16 from beginning to end: its solution trains in a notebook, then `course check` judges what it left."""
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from nbclient import NotebookClient
 
 from course_lib.check import CheckFailed
 from course_lib.check.catalogue import GRADED
+from course_lib.check.command import main as check_command
 from course_lib.check.project import again, report, speed
 from course_lib.check.project.folder import read
 from course_lib.check.project.spans import recorded
@@ -59,6 +61,11 @@ def texts(cell) -> str:
     return "".join(output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in cell.outputs)
 
 
+def content(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
 def course_check(folder: Path, cwd: Path) -> subprocess.CompletedProcess:
     line = [sys.executable, "-m", "course_lib.cli", "check", str(folder)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -75,9 +82,11 @@ def test_every_stage_has_its_check_and_one_passes_in_the_notebook(done, root):
 
 def test_course_check_gives_full_points_from_elsewhere(done, tmp_path):
     """In a folder that is not the notebook's: what `evidence` and `conclusions` read is beside the notebook."""
+    before = content(done)
     ran = course_check(done, tmp_path)
     assert ran.returncode == 0 and "100 of 100" in ran.stdout, ran.stdout + ran.stderr
     assert list(tmp_path.iterdir()) == []
+    assert content(done) == before, "the judge changed or left something there"
 
 
 def test_six_finished_runs_and_a_report_are_left(done):
@@ -86,14 +95,15 @@ def test_six_finished_runs_and_a_report_are_left(done):
     assert (done / "report.html").read_text().startswith("<!doctype html>")
 
 
-def test_the_exercise_as_released_has_no_points_and_says_what_to_do(root, tmp_path):
+def test_the_exercise_as_released_has_no_points_and_says_what_to_do(root, tmp_path, capsys):
     folder = tmp_path / NAME
     folder.mkdir()
     shutil.copy(root / "exercises" / NAME / f"{NAME}.ipynb", folder)
-    ran = course_check(folder, tmp_path)
-    assert ran.returncode == 1 and "0 of 100" in ran.stdout
-    assert ran.stdout.count("is still the stub: write it in the cell above.") == 3
-    assert ran.stdout.count("is not there: train with --run.dir") == 4
+    assert check_command([str(folder)]) == 1
+    said = capsys.readouterr().out
+    assert "0 of 100" in said
+    assert said.count("is still the stub: write it in the cell above.") == 3
+    assert said.count("is not there: train with --run.dir") == 4
 
 
 # Folders that say what was never trained: each is a copy, spoiled in one place.

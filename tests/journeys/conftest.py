@@ -151,7 +151,7 @@ def lab(tmp_path_factory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def browser():
-    """Headless Chromium, or a skip that says how to get it."""
+    """Headless Chromium with one cache for all pages, or a skip that says how to get it."""
     from playwright.sync_api import sync_playwright
 
     names = [os.environ.get("CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome"]
@@ -160,14 +160,14 @@ def browser():
         pytest.skip("no Chromium here: install it (apt install chromium), or set CHROMIUM to its path")
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=path, args=_CHROMIUM)
-        yield chromium
+        yield chromium.new_context(viewport={"width": 1280, "height": 900})
         chromium.close()
 
 
 @pytest.fixture
 def desk(lab, browser, request):
     """A browser window on the JupyterLab, with a learner's moves; its last sight is kept."""
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page = browser.new_page()
     page.set_default_timeout(30_000)
     at_desk = Desk(lab, page)
     yield at_desk

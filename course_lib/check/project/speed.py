@@ -32,14 +32,15 @@ def stage(project: Path, evidence: Any) -> list[str]:
     """The lines of the verdict; raises CheckFailed."""
     slow, fast = folder.read(project, "runs/slow"), folder.read(project, "runs/fast")
     refuse_no_thieves(slow)
-    refuse_other(slow, folder.read(project, "runs/ddp"), without=("data.name", "optim.epochs"))
+    ddp = folder.read(project, "runs/ddp")
+    refuse_other(slow, ddp, without=("data.name", "optim.epochs"))
     refuse_other_work(slow, fast)
     seen = recorded(slow)
     refuse_evidence(evidence, seen, recorded(fast))
     refuse_thieves_left(fast)
     refuse_mended_disk(project)
     with again.room(project) as room:
-        refuse_other_data(room, slow)
+        refuse_other_data(room, slow, ddp)
         mine, speeds = in_turn(room, slow, fast)
     refuse_other_trace(seen, mine)
     times = refuse_not_faster(slow, fast, speeds)
@@ -98,10 +99,11 @@ def refuse_thieves_left(fast: Run) -> None:
         )
 
 
-def refuse_other_data(room: again.Room, slow: Run) -> None:
-    """The slow disk must give the digits: a few steps on the digits themselves have the same losses."""
-    known = room.part(slow, until=3, changes={"data.name": "digits", "data.batch": 0, "data.accumulate": 0})
-    refuse_losses(slow, known.losses, "trained on the digits themselves", "edited_data")
+def refuse_other_data(room: again.Room, slow: Run, ddp: Run) -> None:
+    """The slow disk must give the data of runs/ddp: a few steps on those themselves have the same losses."""
+    name = ddp.config.data.name
+    known = room.part(slow, until=3, changes={"data.name": name, "data.batch": 0, "data.accumulate": 0})
+    refuse_losses(slow, known.losses, f"trained on {name} itself", "edited_data")
 
 
 def in_turn(room: again.Room, slow: Run, fast: Run) -> tuple[Reading, dict[str, float]]:
