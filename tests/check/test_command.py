@@ -113,7 +113,7 @@ def test_no_solution_needs_a_cell_that_only_shows(root, name):
     others = [text for _, text in read(path).cells]
     cells = nbformat.read(path, as_version=4).cells
     shown = [cell.source for cell in cells if "show" in cell.metadata.get("tags", ())]
-    assert others and shown
+    assert others
     only_shown = names(shown, "assigned imported namespace") - names(others, "assigned imported namespace")
     assert only_shown & names(others, "referenced") == set()
 

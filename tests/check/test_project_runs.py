@@ -430,6 +430,11 @@ def by_torch(state, bucket):
     return ready(bucket.buffer() / dist.get_world_size())
 
 
+def by_torch_in_float32(state, bucket):
+    """In float64 as the solution does it, so that a check in float64 alone sees nothing."""
+    return (by_torch if bucket.buffer().dtype == torch.float32 else example.hook)(state, bucket)
+
+
 def by_telling_everybody(state, bucket):
     rank, size = dist.get_rank(), dist.get_world_size()
     parts = [torch.empty_like(bucket.buffer()) for _ in range(size)]
@@ -450,6 +455,7 @@ WRONG_HOOKS = {
     "divides twice": (divides_twice, "divides_twice", "divide once"),
     "no average": (no_average, "no_average", "Each rank has its own gradients still"),
     "by torch": (by_torch, "not_by_ring", "rank 0 calls all_reduce"),
+    "by torch in float32": (by_torch_in_float32, "not_by_ring", "float32 gradients in several buckets: rank 0 calls"),
     "by telling everybody": (by_telling_everybody, "not_by_ring", "do not come from ring_all_reduce"),
 }
 

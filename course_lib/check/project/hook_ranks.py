@@ -14,13 +14,14 @@ from course_lib.launch import Message
 
 STEPS = 3
 LENGTHS = [7, 40, 23, 11]  # of the parameters, used in this order
-BUCKET = 8 * 20  # bytes: more than one bucket
-ROUNDING = 1e-12
+BUCKET = 20  # elements: more than one bucket
+ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
 def drive(hook, gradients: torch.Tensor) -> tuple[dict, dict]:
     """In the rank. `gradients`: this rank's, one row for each step; notes the averaged ones, and the buckets."""
-    model = DistributedDataParallel(Linear(LENGTHS, [0, 1, 2, 3]), bucket_cap_mb=BUCKET / 2**20)
+    network = Linear(LENGTHS, [0, 1, 2, 3]).to(gradients.dtype)
+    model = DistributedDataParallel(network, bucket_cap_mb=BUCKET * gradients.element_size() / 2**20)
     sizes, tensors = [], {}
 
     def watched(state: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -42,11 +43,12 @@ def drive(hook, gradients: torch.Tensor) -> tuple[dict, dict]:
 
 
 def cases(rng: random.Random) -> list[GroupCase]:
-    """Fresh gradients on 3 and on 2 ranks, float64."""
+    """Fresh gradients on 3 and on 2 ranks, in float64 and in the float32 that one trains with."""
     generator, found = torch.Generator().manual_seed(rng.getrandbits(60)), []
-    for world in (3, 2):
-        inputs = tuple(torch.randn(STEPS, sum(LENGTHS), generator=generator, dtype=torch.float64) for _ in range(world))
-        story = f"hook on {world} ranks, {sum(LENGTHS)} gradients in several buckets"
+    for world, dtype in ((3, torch.float64), (2, torch.float32), (2, torch.float64)):
+        shape, kind = (STEPS, sum(LENGTHS)), str(dtype).removeprefix("torch.")
+        inputs = tuple(torch.randn(shape, generator=generator, dtype=dtype) for _ in range(world))
+        story = f"hook on {world} ranks, {sum(LENGTHS)} {kind} gradients in several buckets"
         found.append(GroupCase("hook", story, inputs, (torch.stack(inputs).mean(0),) * world, drive=drive))
     return found
 
@@ -62,8 +64,8 @@ def right(e: Evidence, number: int) -> torch.Tensor:
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Equal up to rounding in float64."""
-    return bool(((got - want).abs() <= ROUNDING).all())
+    """Equal up to rounding."""
+    return bool(((got - want).abs() <= ROUNDING[want.dtype]).all())
 
 
 def values(e: Evidence) -> Wrong | None:
@@ -71,7 +73,7 @@ def values(e: Evidence) -> Wrong | None:
     for number in e.numbers():
         got, want = seen(e, number), right(e, number)
         if not close(got, want):
-            rank, step, at = ((got - want).abs().nan_to_num(9e9) > ROUNDING).nonzero()[0].tolist()
+            rank, step, at = ((got - want).abs().nan_to_num(9e9) > ROUNDING[want.dtype]).nonzero()[0].tolist()
             is_, wanted = told_apart(got[rank, step, at].item(), want[rank, step, at].item())
             text = f"step {step}, rank {rank}: element {at} of all gradients must be {wanted}, and is {is_}."
             return Wrong("values", f"{e.cases[number].story}: {text}", number)
@@ -106,7 +108,8 @@ def traffic(e: Evidence) -> Wrong | None:
     """Each rank sends what a ring sends for these buckets: 2(N-1) chunks of each."""
     for number in e.numbers():
         n, sizes = e.cases[number].world, e.answers[number][0].facts["sizes"]
-        least, most = (8 * 2 * (n - 1) * sum(size // n + more for size in sizes) for more in (0, 1))
+        width = e.cases[number].inputs[0].element_size()
+        least, most = (width * 2 * (n - 1) * sum(size // n + more for size in sizes) for more in (0, 1))
         for rank in range(n):
             sent = sum(m.nbytes for m in e.sent(number, rank))
             if not least <= sent <= most:
