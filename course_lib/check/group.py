@@ -7,7 +7,7 @@ sandbox) hands back nothing but these records. The judge compares them out here.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -94,6 +94,32 @@ class Evidence:
         """The cases that ran to their end and have these values, for example world=4, traced=True."""
         fitting = [k for k, case in enumerate(self.cases) if all(getattr(case, n) == v for n, v in wanted.items())]
         return [k for k in fitting if self.complete(k)]
+
+
+Kind = TypeVar("Kind", bound=GroupCase)
+
+
+@dataclass(frozen=True)
+class SeenCase(Generic[Kind]):
+    """One case of the evidence, by its number."""
+
+    e: Evidence
+    number: int
+
+    @property
+    def case(self) -> Kind:
+        """What was asked."""
+        return self.e.cases[self.number]
+
+    @property
+    def answers(self) -> list[RankAnswer]:
+        """What each rank did."""
+        return self.e.answers[self.number]
+
+    @property
+    def ranks(self) -> range:
+        """Their numbers."""
+        return range(self.case.world)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from course_lib.check.project.folder import Run, read
 from course_lib.check.project.job import refuse_copy, refuse_other
 from course_lib.check.project.probe import why_unequal
 from course_lib.check.project.true import first_steps, last_steps
-from course_lib.check.project.weights import largest_difference, unlike
+from course_lib.check.project.weights import apart_at
 from course_lib.check.spec import FolderSpec
 from course_lib.check.verdict import CheckFailed
 
@@ -50,19 +50,15 @@ def refuse_unequal(room: again.Room, run: Run) -> float:
             raise
         why = "This part runs in float64, with --model.dtype float64: the network must take the images as they come."
         raise CheckFailed(f"{problem}\n{why}", problem.mistake) from None
-    largest = 0.0
-    for step in range(1, steps + 1):
-        mine, wanted = together.weights(step), alone.weights(step)
-        apart, where = (float("inf"), what) if (what := unlike(mine, wanted)) else largest_difference(mine, wanted)
-        if not apart <= ROUNDING:
-            name, why = why_unequal(room.project, run)
-            raise CheckFailed(
-                f"{NAME} is not equal to one process: in float64, after step {step}, {run.ranks} ranks and one process "
-                f"differ in {where} by {apart:.1e} of its largest number, and rounding makes 1e-15.\n{why}",
-                name,
-            )
-        largest = max(largest, apart)
-    return largest
+    apart, step, where = apart_at(together, alone, steps, ROUNDING)
+    if not apart <= ROUNDING:
+        name, why = why_unequal(room.project, run)
+        raise CheckFailed(
+            f"{NAME} is not equal to one process: in float64, after step {step}, {run.ranks} ranks and one process "
+            f"differ in {where} by {apart:.1e} of its largest number, and rounding makes 1e-15.\n{why}",
+            name,
+        )
+    return apart
 
 
 DDP = FolderSpec("16_project", stage, 20, "ddp")

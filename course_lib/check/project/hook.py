@@ -11,7 +11,7 @@ from course_lib.check.project.job import refuse_copy, refuse_other
 from course_lib.check.project.ring import NAME as RING
 from course_lib.check.project.ring import Named, refuse_wrong_ring
 from course_lib.check.project.true import first_steps, last_steps
-from course_lib.check.project.weights import largest_difference
+from course_lib.check.project.weights import apart_at
 from course_lib.check.spec import FolderSpec
 from course_lib.check.verdict import CheckFailed
 
@@ -68,18 +68,15 @@ def refuse_unequal(room: again.Room, run: Run) -> float:
     changes = {**ddp.EXACT, "data.global_batch": BATCH, "data.batch": 0, "data.accumulate": 0}
     mine = room.part(run, steps, RANKS, changes=changes)
     wanted = room.part(run, steps, RANKS, changes=changes | {"ddp.comm_hook": "none"})
-    largest = 0.0
-    for step in range(1, steps + 1):
-        apart, where = largest_difference(mine.weights(step), wanted.weights(step))
-        if not apart <= ddp.ROUNDING:
-            raise CheckFailed(
-                f"{NAME}: in float64, after step {step}, {RANKS} ranks with the hook differ from DDP's own average in "
-                f"{where} by {apart:.1e} of its largest number, and rounding makes 1e-15. Does it average all of each "
-                "bucket, and does it keep nothing from one bucket to the next?",
-                "not_equal",
-            )
-        largest = max(largest, apart)
-    return largest
+    apart, step, where = apart_at(mine, wanted, steps, ddp.ROUNDING)
+    if not apart <= ddp.ROUNDING:
+        raise CheckFailed(
+            f"{NAME}: in float64, after step {step}, {RANKS} ranks with the hook differ from DDP's own average in "
+            f"{where} by {apart:.1e} of its largest number, and rounding makes 1e-15. Does it average all of each "
+            "bucket, and does it keep nothing from one bucket to the next?",
+            "not_equal",
+        )
+    return apart
 
 
 HOOK = FolderSpec("16_project", stage, 15, "hook")

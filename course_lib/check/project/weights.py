@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from course_lib.check.project.again import Part
 from course_lib.check.project.folder import MEGABYTE, START, Run, as_dict, content
 from course_lib.check.verdict import CheckFailed
 from course_lib.train import checkpoint
@@ -84,6 +85,21 @@ def largest_difference(one: State, other: State) -> tuple[float, str]:
             apart = float((tensor.double() - other[name].double()).abs().max()) / scale
             found.append((apart if apart == apart else float("inf"), name))
     return max(found)
+
+
+def apart_at(mine: Part, wanted: Part, steps: int, rounding: float) -> tuple[float, int, str]:
+    """(difference, step, where) of the first step in which the weights differ by more than rounding.
+
+    Or of the last step, with the largest difference of all steps, when there is none.
+    """
+    largest = 0.0
+    for step in range(1, steps + 1):
+        got, want = mine.weights(step), wanted.weights(step)
+        apart, where = (float("inf"), what) if (what := unlike(got, want)) else largest_difference(got, want)
+        if not apart <= rounding:
+            return apart, step, where
+        largest = max(largest, apart)
+    return largest, steps, ""
 
 
 def same_bits(one: State, other: State) -> bool:

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 
 from course_lib.check.findings import told_apart
-from course_lib.check.group import Evidence, RankAnswer, Wrong
+from course_lib.check.group import Evidence, SeenCase, Wrong
 from course_lib.check.specs.training_oracle import RIGHT, TrainCase, Truth
 from course_lib.launch import Message
 
@@ -17,27 +17,12 @@ FORWARD, BACKWARD, SYNCHRONIZE = range(3)  # phases of a step
 
 
 @dataclass(frozen=True)
-class Seen:
+class Seen(SeenCase[TrainCase]):
     """One case of the evidence, complete unless said otherwise."""
-
-    e: Evidence
-    number: int
-
-    @property
-    def case(self) -> TrainCase:
-        return self.e.cases[self.number]
 
     @property
     def truth(self) -> Truth:
         return self.case.truth
-
-    @property
-    def answers(self) -> list[RankAnswer]:
-        return self.e.answers[self.number]
-
-    @property
-    def ranks(self) -> range:
-        return range(self.case.world)
 
     @property
     def steps(self) -> range:

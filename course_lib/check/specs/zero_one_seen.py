@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from course_lib.check.findings import told_apart
-from course_lib.check.group import Evidence, RankAnswer, Wrong
+from course_lib.check.group import Evidence, SeenCase, Wrong
 from course_lib.check.specs.training_oracle import RIGHT
 from course_lib.check.specs.zero_one_oracle import Way, ZeroCase
 from course_lib.launch import Message
@@ -18,23 +18,8 @@ SCATTERS = ("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
 
 
 @dataclass(frozen=True)
-class Seen:
+class Seen(SeenCase[ZeroCase]):
     """One case of the evidence that ran to its end."""
-
-    e: Evidence
-    number: int
-
-    @property
-    def case(self) -> ZeroCase:
-        return self.e.cases[self.number]
-
-    @property
-    def answers(self) -> list[RankAnswer]:
-        return self.e.answers[self.number]
-
-    @property
-    def ranks(self) -> range:
-        return range(self.case.world)
 
     def got(self, rank: int, step: int) -> torch.Tensor:
         """All weights after a step."""
