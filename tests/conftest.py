@@ -39,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ[TAG] = uuid.uuid4().hex  # xdist's workers inherit it
     gc.disable()  # while torch and all tests are imported: what comes stays
+    # jsonschema, which nbformat needs, would build a grammar for 3 s: to check a format that no notebook has
+    sys.modules["rfc3987_syntax"] = None
 
 
 def pytest_collection_finish() -> None:

@@ -4,7 +4,6 @@
 moment of the machine hits them alike.
 """
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from course_lib.cluster.cores import cores
 from course_lib.collectives import halving, naive, ring, tree
 from course_lib.collectives.transport import TorchTransport, Transport
 
@@ -49,9 +49,7 @@ def measure(
     t = TorchTransport()
     if t.size < 2:
         raise ValueError("Messages need two ranks: measure with ranks=2 or more.")
-    found = Samples(
-        t.rank, t.size, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    )
+    found = Samples(t.rank, t.size, cores())
     tasks = [task for nbytes in sizes for task in _messages(t, nbytes)]
     tasks += [task for nbytes in totals for task in _all_reduces(t, nbytes, algorithms)]
     repeats, started = {}, time.perf_counter()

@@ -85,8 +85,12 @@ def table(rows: list[Row]) -> str:
 
 
 def _time(seconds: Spread) -> str:
-    low, middle, high = (f"{value * 1e3:.3g}" for value in (seconds.low, seconds.middle, seconds.high))
+    low, middle, high = map(_milliseconds, (seconds.low, seconds.middle, seconds.high))
     return f"{middle:>9} {f'{low} – {high}':<16}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g}" if seconds < 0.9995 else f"{seconds * 1e3:.0f}"
 
 
 def _ratio(ratio: Spread) -> str:

@@ -87,6 +87,8 @@ def test_table_names_each_contender_once():
     text = table(rows_of(2, 10, made_up()))
     assert all(text.count(f"\n{name}  ") == 1 for name in OWN) and text.startswith("small: ") and "2 ranks" in text
     assert "0.500 0.375 – 0.750" in text
+    slow = table(rows_of(2, 1, made_up()))  # the same with blocks of one step: of 2 s each
+    assert f"{BARE}                    2000 1500 – 2500 " in slow and "e+" not in slow
 
 
 def test_jobs_that_are_not_equal_are_refused():
