@@ -34,13 +34,15 @@ def digits(config: DataConfig, seed: int) -> Data:
     with as_file(files("course_lib") / "data" / "digits.npz") as path, np.load(path) as arrays:
         images = torch.from_numpy(arrays["images"]).unsqueeze(1)
         labels = torch.from_numpy(arrays["labels"]).long()
-    items = TensorDataset(images, labels)
-    train, test = every_fifth(len(items))
-    change, plain = transforms.digits(config.augment)
+    scaled = TensorDataset(transforms.scale_digits(images), labels)  # once, and not sample by sample
+    changed, change = TensorDataset(images, labels), transforms.changed_digits(config.augment)
+    if config.augment == "none":
+        changed, change = scaled, identity
+    train, test = every_fifth(len(images))
     return Data(
         "digits",
-        Samples(Subset(items, train), seed, change),
-        Samples(Subset(items, test), seed, plain),
+        Samples(Subset(changed, train), seed, change),
+        Samples(Subset(scaled, test), seed, identity),
         (1, 8, 8),
         10,
     )

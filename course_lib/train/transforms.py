@@ -8,7 +8,7 @@ import torch
 
 
 def scale_digits(image: torch.Tensor) -> torch.Tensor:
-    """uint8 (1, 8, 8) with values 0 to 16 -> float32, over the data set about mean 0 and deviation 1."""
+    """uint8 (..., 1, 8, 8) with values 0 to 16 -> float32, over the data set about mean 0 and deviation 1."""
     return (image.float() / 16 - 0.305) / 0.376
 
 
@@ -31,9 +31,9 @@ def augmentation(kind: str, side: int) -> list[Callable]:
     return crop if kind == "crop" else [*crop, v2.RandomHorizontalFlip()]
 
 
-def digits(augment: str) -> tuple[Callable, Callable]:
-    """For the embedded digits: (training, test)."""
-    return partial(chain, [*augmentation(augment, 8), scale_digits]), scale_digits
+def changed_digits(augment: str) -> Callable:
+    """For the embedded digits, to train."""
+    return partial(chain, [*augmentation(augment, 8), scale_digits])
 
 
 def pictures(augment: str, side: int, resize: bool, mean: list[float], std: list[float]) -> tuple[Callable, Callable]:

@@ -52,7 +52,7 @@ def test_wrong_answer_is_named_and_right_ones_pass(seen, row):
         found = engine.told(SPEC, seen[row])
     else:
         with pytest.raises(check.CheckFailed) as caught:
-            check.messages(answer)
+            judge(replace(SPEC, seconds=8.0), answer)  # where a send is dropped gloo's threads never rest
         found = caught.value
     assert found.mistake == name, str(found)
 

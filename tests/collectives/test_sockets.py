@@ -28,7 +28,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot 
 KINDS = {"tcp": TcpTransport, "shared": SharedTransport}
 both = pytest.mark.parametrize("kind", KINDS)
 # Elements: nothing, little, more than one block for the smallest and largest item, more than all slots of a pair.
-CASES = [*itertools.product(DTYPES, [0, 1, 7, 3001]), (torch.bfloat16, 280_001), (torch.int64, 280_001)]
+CASES = [*itertools.product(DTYPES, [0, 7, 3001]), (torch.bfloat16, 280_001), (torch.int64, 280_001)]
 CASES.append((torch.float32, 1_500_001))
 
 
@@ -37,10 +37,12 @@ def pattern(rank: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     return ((torch.arange(length) * 7 + rank * 5) % 23).to(dtype)
 
 
-def point_to_point(kind: str) -> list[str]:
-    """What went wrong in sends and receives between any two ranks, and around the circle."""
-    rank, size, faults = dist.get_rank(), dist.get_world_size(), []
-    with KINDS[kind]() as t:
+def point_to_point(kind: str, size: int) -> list[str]:
+    """What went wrong in sends and receives between any two of the first `size` ranks, and around their circle."""
+    rank, group, faults = dist.get_rank(), dist.new_group(range(size)), []
+    if rank >= size:
+        return faults
+    with KINDS[kind](group) as t:
         for dtype, length in CASES:
             mine = pattern(rank, length, dtype)
             for one, other in itertools.combinations(range(size), 2):
@@ -70,19 +72,24 @@ def point_to_point(kind: str) -> list[str]:
 
 
 @both
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_messages_arrive_whole_and_in_order(kind, ranks):
-    assert run(point_to_point, ranks, args=(kind,), watch=False).results == [[]] * ranks
+def test_messages_arrive_whole_and_in_order(kind):
+    def work():
+        return {size: point_to_point(kind, size) for size in (1, 2, 3)}
+
+    assert run(work, 3, watch=False).results == [{1: [], 2: [], 3: []}] * 3
 
 
-def reduce_everything(kind: str) -> list[tuple]:
-    """(algorithm, op, length, worst relative error against float64, hash of the bits) of each all-reduce."""
-    rank, size, found = dist.get_rank(), dist.get_world_size(), []
+def reduce_everything(kind: str, size: int) -> list[tuple]:
+    """Of each all-reduce of the first `size` ranks: algorithm, op, length, worst relative error against float64, and
+    hash of the bits."""
+    rank, found, whole = dist.get_rank(), [], dist.new_group(range(size))
     group = dist.new_group([size - 1, *range(1, size - 1)])  # without rank 0: group ranks are other numbers
-    with KINDS[kind]() as t:
+    if rank >= size:
+        return found
+    with KINDS[kind](whole) as t:
         for name, op, length in itertools.product(ALGORITHMS, ("sum", "mean", "max"), (1, 5, 100_003)):
             options = {"node_size": size if size % 2 else 2} if name == "hierarchical" else {}
-            found.append((name, op, length, *_reduced(Communicator(t, name, **options), op, length, None)))
+            found.append((name, op, length, *_reduced(Communicator(t, name, **options), op, length, whole)))
     if rank:
         with KINDS[kind](group) as t:
             found.append(("subgroup", "sum", 1003, *_reduced(Communicator(t), "sum", 1003, group)))
@@ -102,14 +109,18 @@ def _reduced(communicator: Communicator, op: str, length: int, group) -> tuple[f
 
 
 @both
-@pytest.mark.parametrize("ranks", [3, 4])
-def test_every_algorithm_runs_over_it(kind, ranks):
-    results = run(reduce_everything, ranks, args=(kind,), watch=False).results
-    assert max(error for found in results for *_, error, _ in found) < 1e-6
-    bits = [[(*case, digest) for *case, _, digest in found] for found in results]
-    assert len(bits[1]) == len(bits[0]) + 1  # rank 0 is not in the subgroup
-    for cases in itertools.zip_longest(*bits):
-        assert len({case for case in cases if case}) == 1
+def test_every_algorithm_runs_over_it(kind):
+    def work():
+        return {size: reduce_everything(kind, size) for size in (3, 4)}
+
+    results = run(work, 4, watch=False).results
+    for size in (3, 4):
+        founds = [result[size] for result in results[:size]]
+        assert max(error for found in founds for *_, error, _ in found) < 1e-6
+        bits = [[(*case, digest) for *case, _, digest in found] for found in founds]
+        assert len(bits[1]) == len(bits[0]) + 1 > 1  # rank 0 is not in the subgroup
+        for cases in itertools.zip_longest(*bits):
+            assert len({case for case in cases if case}) == 1
 
 
 def misuse(kind: str) -> list[str]:

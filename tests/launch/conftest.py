@@ -101,7 +101,7 @@ def kernel(tmp_path_factory):
     """One kernel for the tests that leave it as it was; it ends as when a notebook is closed, and leaves nothing."""
     made = Kernel(tmp_path_factory.mktemp("a folder with spaces"))
     try:
-        made.run("import torch, torch.distributed as dist\nfrom course_lib import run")
+        made.run("from course_lib import run")
         yield made
         made.manager.shutdown_kernel()
         assert made.none_left() == []

@@ -383,10 +383,8 @@ def test_many_runs_in_a_row():
     assert psutil.Process().num_fds() <= descriptors + 2
 
 
-def test_agent_killed_between_and_within_runs():
-    supervisor()._process.kill()
-    supervisor()._process.wait()
-    assert run(dist.get_rank, 2, start="direct").results == [0, 1]  # for which an agent is ready in half the time
+def test_agent_killed_within_and_between_runs():
+    assert run(dist.get_rank, 2).results == [0, 1]
     threading.Timer(2.0, lambda pid: os.kill(pid, 9), args=(supervisor()._process.pid,)).start()
 
     def work():
@@ -394,8 +392,11 @@ def test_agent_killed_between_and_within_runs():
         time.sleep(100)
 
     with pytest.raises(RuntimeError, match="killed from outside"):
-        run(work, 2, start="direct")
+        run(work, 2)
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "1001"]]
+    assert run(dist.get_rank, 2, start="direct").results == [0, 1]  # for which an agent is ready in half the time
+    supervisor()._process.kill()
+    supervisor()._process.wait()
     assert run(dist.get_rank, 2).results == [0, 1]
 
 
@@ -521,7 +522,7 @@ def test_isend_without_wait_is_named(impatient):
     try:
         run(work, 2)  # it may get through
     except RunError as error:
-        assert "has called isend to it" in str(error), str(error)
+        assert "rank 0 has called isend to rank 1" in str(error), str(error)
 
 
 def test_path_objects_in_sys_path(monkeypatch, tmp_path):

@@ -138,7 +138,7 @@ def photos(tmp_path_factory):
 @pytest.mark.parametrize(("split", "train", "test"), [("", 26, 11), ("/train", 20, 6)])
 def test_image_folder(launch, photos, tmp_path, split, train, test):
     """With train and val, and without: then every fifth is the test."""
-    words = f"digits --data.name imagefolder:{photos}{split} --data.side 16 --data.global_batch 6 --optim.epochs 3"
+    words = f"digits --data.name imagefolder:{photos}{split} --data.side 16 --data.global_batch 6 --optim.epochs 1"
     done = launch(f"{words} --data.workers 1 --data.augment resized-crop --run.dir {tmp_path / 'run'}", ranks=2)
     assert done.codes == [0, 0], done.everything
     run = TrainRun.read(tmp_path / "run")
@@ -164,8 +164,8 @@ def test_a_broken_image_is_named(launch, photos, tmp_path):
 
 def test_synthetic_is_labelled(launch, tmp_path):
     words = f"synthetic --data.name synthetic:3x32x32 --data.samples 49 --run.dir {tmp_path / 'run'} --data.drop_last"
-    done = launch(words, ranks=2)  # ResNet-18
-    assert done.codes == [0, 0], done.everything
+    done = launch(words, ranks=1)  # ResNet-18
+    assert done.codes == [0], done.everything
     run = TrainRun.read(tmp_path / "run")
     assert run.note.startswith("synthetic data")
     assert run.facts["data"]["shape"] == [3, 32, 32]
@@ -174,7 +174,7 @@ def test_synthetic_is_labelled(launch, tmp_path):
 
 def test_a_rank_without_samples_takes_part(launch, tmp_path):
     """1437 = 1436 + 1: in the last step of an epoch only rank 0 has a sample; with BatchNorm."""
-    words = f"digits --data.global_batch 1436 --model.norm batch --optim.epochs 2 --run.dir {tmp_path / 'run'}"
-    done = launch(words, ranks=4)
-    assert done.codes == [0] * 4, done.everything
+    words = "digits --data.global_batch 1436 --model.norm batch --model.width 4 --optim.epochs 2"
+    done = launch(f"{words} --run.dir {tmp_path / 'run'}", ranks=2)
+    assert done.codes == [0, 0], done.everything
     assert len(TrainRun.read(tmp_path / "run").losses) == 4

@@ -32,7 +32,7 @@ def example(root: Path, tmp_path_factory) -> SimpleNamespace:
 def test_readme_s_example_learns(launch, example, read_rows, read_status):
     """Stopped in the middle and continued, with loader processes, from a folder that was moved meanwhile."""
     words = f"{example.words} --optim.epochs 9"
-    assert launch(f"{words} --run.stop_after 100", cwd=example.folder).codes == [75, 75]
+    assert launch(f"{words} --run.stop_after 200", cwd=example.folder).codes == [75, 75]
     moved = example.folder.rename(example.folder.with_name("moved"))
     done = launch(f"{words} --data.workers 1", cwd=moved)
     assert done.codes == [0, 0], done.everything
@@ -41,7 +41,7 @@ def test_readme_s_example_learns(launch, example, read_rows, read_status):
     assert (config["recipe"], config["data"]["name"]) == ("spirals.py:spirals", "spirals.py:points")
     assert (config["data"]["train"], config["data"]["test"], config["data"]["shape"]) == (1600, 400, [2])
     assert config["parameters"] == 2 * 64 + 64 + 64 * 64 + 64 + 64 * 2 + 2
-    assert [row["step"] for row in read_rows(folder, "start")] == [0, 100]
+    assert [row["step"] for row in read_rows(folder, "start")] == [0, 200]
     assert read_rows(folder, "eval")[-1]["accuracy"] > 0.97
     assert read_status(folder)["status"] == "finished"
 

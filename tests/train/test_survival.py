@@ -62,7 +62,7 @@ def history(start, launch, tmp_path_factory):
         while torchrun.is_running() and torchrun.status() != psutil.STATUS_ZOMBIE:
             with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
                 family |= set(torchrun.children(recursive=True))
-            time.sleep(0.3)  # looking at all processes costs more than it seems
+            time.sleep(0.5)  # looking at all processes costs more than it seems
         codes = running.wait().codes
         left = psutil.wait_procs(family, timeout=10)[1]
         seen[name] = {"code": codes[0], "left": left, "said": running.output()}
@@ -72,8 +72,8 @@ def history(start, launch, tmp_path_factory):
         }
 
     live("SIGTERM to torchrun", 8, 0, TERM_TORCHRUN)
-    live("SIGTERM to a rank", 11, 1, TERM_ITSELF, "--data.workers 2")
-    live("kill -9 of torchrun", 14, 2, KILL_TORCHRUN, "--data.workers 2")
+    live("SIGTERM to a rank", 11, 1, TERM_ITSELF, "--data.workers 1")
+    live("kill -9 of torchrun", 14, 2, KILL_TORCHRUN, "--data.workers 1")
     saved = SAVED.format(path=f"{folder}/hurt/checkpoints/step_00000015")  # in the background: it may be late
     live("kill -9 of everything", 17, 1, saved + KILL_ALL, "--run.save_in_background")
     live("kill -9 of a rank", 22, 2, KILL_ITSELF, "--data.workers 1")

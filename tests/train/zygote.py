@@ -88,7 +88,8 @@ def serve(request: dict) -> dict:
     # Imported once here, not in each fork:
     if elastic:
         import torch.distributed.run  # noqa: F401
-    if "--data.augment" in request["words"]:
+    if any(word.startswith(("--data.augment", "imagefolder:", "mnist", "cifar10")) for word in request["words"]):
+        import torchvision.datasets
         import torchvision.transforms.v2  # noqa: F401
     for rank in range(1 if elastic else max(request["ranks"], 1)):
         pid = os.fork()
