@@ -365,7 +365,7 @@ for group in decay_groups(model.parameters(), weight_decay=1e-4, everything=Fals
 
 # %%
 options = {"data.global_batch": 128, "optim.lr": 0.05, "optim.reference_batch": 32, "optim.clip": 1.0}
-t = train("digits", ranks=2, **options, **{"optim.epochs": 4, "optim.decay": "matrices", "amp.dtype": "bf16"})
+t = train("digits", ranks=2, **options, **{"optim.epochs": 3, "optim.decay": "matrices", "amp.dtype": "bf16"})
 
 # %%
 print("highest rate:", round(max(row["lr"] for row in t.rows("train")), 4))

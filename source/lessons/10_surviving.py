@@ -137,9 +137,9 @@ run(sizes, ranks=1)
 #
 # ## kill -9 in the middle of a save
 #
-# A process saves 8 MB again and again, and is killed at a random moment; twelve times. First as most scripts do, with
+# A process saves 8 MB again and again, and is killed at a random moment; six times. First as most scripts do, with
 # `torch.save(state, path)`; then into a file beside it, which gets the right name when it is whole. **Predict:** how
-# many of the twelve files can be read?
+# many of the six files can be read?
 
 
 # %%
@@ -174,11 +174,11 @@ def killed(save, state, path):
 def readable_after_kills(save):
     with tempfile.TemporaryDirectory() as folder:
         state = {"weight": torch.ones(2_000_000)}
-        return sum(killed(save, state, Path(folder, "checkpoint.pt")) for _ in range(12))
+        return sum(killed(save, state, Path(folder, "checkpoint.pt")) for _ in range(6))
 
 
 for save in (in_place, beside):
-    print(f"{save.__name__:<9} {run(readable_after_kills, ranks=1, args=(save,)).results[0]} of 12 can be read")
+    print(f"{save.__name__:<9} {run(readable_after_kills, ranks=1, args=(save,)).results[0]} of 6 can be read")
 
 # %% [markdown]
 # In place, the old checkpoint is gone at the first byte of the new one. A **rename** is one step for the system: a
@@ -205,7 +205,7 @@ torch.load(io.BytesIO(content))
 # First a run that nobody disturbs.
 
 # %%
-options = {"optim.epochs": 8, "model.norm": "batch", "run.save_every": 10}
+options = {"optim.epochs": 6, "model.norm": "batch", "run.save_every": 10}
 calm = train("digits", ranks=3, dir=base / "calm", **options)
 
 # %% [markdown]
@@ -259,7 +259,7 @@ all(torch.equal(one[name], other[name]) for name in one)
 # Then the scheduler gives us two ranks instead of three. **Predict:** will the loss still be the same, bit for bit?
 
 # %%
-short = {"optim.epochs": 3, "model.dropout": 0.0}
+short = {"optim.epochs": 2, "model.dropout": 0.0}
 straight = train("digits", ranks=3, dir=base / "straight", **short)
 stopped = train("digits", ranks=3, dir=base / "moved", **short, **{"run.stop_after": 40})
 print(stopped.status, "because", json.loads((base / "moved" / "status.json").read_text())["why"])

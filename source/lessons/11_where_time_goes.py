@@ -53,7 +53,7 @@ class Noise(Dataset):
 def noise():
     return Noise(), Noise(), 10
 """)
-options = {"data.name": f"{base / 'own.py'}:noise", "optim.epochs": 3, "run.log_every": 5}
+options = {"data.name": f"{base / 'own.py'}:noise", "optim.epochs": 2, "run.log_every": 5}
 t = train(ranks=2, dir=base / "run", **options, **{"measure.profile_at": 20, "measure.profile_steps": 3})
 
 # %%
@@ -280,7 +280,7 @@ class Chain(nn.Module):
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(base / "kernels")  # an empty one
 how = {"compile_threads": 1, "cpp.vec_isa_ok": True}  # no helpers, no test of the processor
 x = torch.randn(512, 784, requires_grad=True)
-for name, network in (("chain", Chain()), ("products", net)):
+for name, network in (("chain", Chain()), ("product", net[1])):
     try:
         compiled = train_step(torch.compile(network, options=how), x)
         begin = time.perf_counter()
