@@ -1,6 +1,7 @@
 """A run that was killed and one that was left alone, on each other: `show.survived(calm, hurt)`."""
 
 import math
+from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
@@ -11,7 +12,7 @@ _WIDTH = 720  # pixels on the page; the file has twice as many
 _CALM, _HURT, _MARK = "#56B4E9", "#D55E00", "#222222"
 
 
-def survived(calm: TrainRun, hurt: TrainRun) -> Picture:
+def survived(calm: TrainRun, hurt: TrainRun, labels: Sequence[str] = ("left alone", "killed")) -> Picture:
     """The training loss of both against the step, the restarts, and below the difference of the losses.
 
     Raises ValueError when they have no step in common.
@@ -25,8 +26,8 @@ def survived(calm: TrainRun, hurt: TrainRun) -> Picture:
     restarts = [row["step"] for row in hurt.rows("start")][1:]
     figure = Figure(figsize=(_WIDTH / 100, 4.6), dpi=200, facecolor="white", layout="constrained")
     top, bottom = figure.subplots(2, sharex=True, height_ratios=[4, 1])
-    top.plot(calm.steps, calm.losses, color=_CALM, lw=5, label="left alone")
-    top.plot(hurt.steps, hurt.losses, color=_HURT, lw=1.2, label="killed")
+    top.plot(calm.steps, calm.losses, color=_CALM, lw=5, label=labels[0])
+    top.plot(hurt.steps, hurt.losses, color=_HURT, lw=1.2, label=labels[1])
     for k, step in enumerate(restarts):
         top.axvline(step, color=_MARK, lw=1, ls=":", label="" if k else "went on from this checkpoint")
     if min(one.values()) > 0 and max(one.values()) > 10 * min(one.values()):

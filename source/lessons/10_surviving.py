@@ -266,7 +266,7 @@ print(stopped.status, "because", json.loads((base / "moved" / "status.json").rea
 
 # %%
 moved = train("digits", ranks=2, dir=base / "moved", **short)
-show.survived(straight, moved)
+show.survived(straight, moved, labels=["3 ranks", "3 ranks, then 2"])
 
 # %% [markdown]
 # Until step 40 the bits are equal. From there on each step has the same samples, because the order does not depend on

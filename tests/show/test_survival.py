@@ -22,6 +22,7 @@ def test_bits_are_counted_and_restarts_are_named():
     assert other.text == "2 of 3 losses have the same bits; the largest difference is 0.25, went on after step 1, 2"
     assert same.png.startswith(b"\x89PNG")
     assert same.png != other.png
+    assert show.survived(calm, calm).png != show.survived(calm, calm, labels=["3 ranks", "2 ranks"]).png
 
 
 def test_runs_without_a_common_step_are_refused():
