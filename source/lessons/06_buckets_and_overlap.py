@@ -93,7 +93,7 @@ came
 
 # %%
 class EachAtOnce(nn.Module):
-    """Start the all-reduce of each gradient when it comes. (Rank 0's weights, as in lesson 05.)"""
+    """Start the all-reduce of each gradient when it comes. (Rank 0's parameters; buffers as in lesson 05.)"""
 
     def __init__(self, module):
         super().__init__()
@@ -182,7 +182,7 @@ for name, r in (("after backward", after), ("beside it", beside)):
 # own. We imitate that. The gradient of a layer `OnGPU` costs the processor next to nothing, but it comes 10 ms
 # later, as if something else had computed it. The bytes are the same: 4 MiB a layer.
 #
-# **Predict:** six layers, three wrappers. For which kind of layer does overlap save more?
+# **Predict:** six layers, three wrappers. For which kind of layer does overlap take more off a step, as a part of it?
 
 
 # %%
@@ -265,8 +265,8 @@ for m in run(three_steps, ranks=2).messages:
 # at the third step or a later one when you measure DDP.
 #
 # Look at the sizes, too. 0.1 MiB are 104,857 bytes, and these buckets have 116,480: DDP closes a bucket when it *has
-# reached* its capacity. Ours, and yours in the exercise, stays below. By default DDP has 25 MiB, and 1 MiB for the
-# first bucket, so that it starts early.
+# reached* its capacity. Ours, and yours in the exercise, stays below, unless a single tensor is larger. By default DDP
+# has 25 MiB, and 1 MiB for the first bucket, so that it starts early.
 #
 # **"It overlaps with the computing of the next batch."** If so, something would still be under way when `backward()`
 # returns. **Predict:** is the gradient of the *first* layer, the last one to come, the same on both ranks by then?

@@ -301,7 +301,7 @@ for name, found in zip(
 # | `none` | 4n | DDP's own all-reduce |
 # | `fp16`, `bf16` | 2n | torch's |
 # | `powersgd` | 4·rank·(rows + columns) of each large enough matrix, the rest 4n | torch's (Vogels et al. 2019) |
-# | `onebit` | n/8, and 4 a parameter | ours, after Seide et al. 2014: you write it in the exercise |
+# | `onebit` | n/8, and 4 a parameter | ours, after Seide et al. 2014; yours has one scale a bucket |
 # | `ring`, `shared` | 4n, over our own all-reduce | ours |
 #
 # `onebit` sends signs, and a scale: the mean absolute value. What that loses is kept and added to the next gradient

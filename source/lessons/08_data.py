@@ -172,7 +172,7 @@ for ranks in (1, 2, 3):
 # %% [markdown]
 # The same six. So a run on four ranks can be compared, step by step, with one process; when a rank is lost, three go on
 # with the samples that four would have seen; and a checkpoint needs the number of the step, nothing else
-# (`DistributedSampler` has no `state_dict`, though you can read that it has). `tests/train/test_order.py` proves this
+# (`DistributedSampler` has no `state_dict`, though you can read that it has). `tests/train/test_order.py` tests this
 # for every length and number of ranks that a random search could find.
 #
 # One more detail. torch's sampler *adds* the two numbers, so runs with neighbouring seeds are one run, shifted:
@@ -229,7 +229,7 @@ def statistics():
 run(statistics, ranks=3).results
 
 # %% [markdown]
-# Three ranks, three networks. DDP gives rank 0's buffers to all at the *next* training forward. So before an evaluation
+# Three ranks, three networks. DDP gives rank 0's buffers to all at its *next* forward. So before an evaluation
 # do it yourself; `evaluate` in `course_lib/train/evaluate.py` does, and its result on 1 to 4 ranks is that of one
 # process, for 1 to 13 samples (`tests/train/test_evaluate.py`). Writing it is your exercise.
 #
@@ -394,9 +394,11 @@ for ranks in (1, 2, 3):
     print(ranks, "ranks:", r.results, " all-reduces:", sum(m.op == "all_reduce" for m in r.messages) // ranks)
 
 # %% [markdown]
-# The same weight on any number of ranks, with two all-reduces for two steps. DDP divides by the number of ranks, so the
-# factor size / count turns its mean over ranks into the mean over samples, for uneven batches as well. BatchNorm does
-# not take an empty batch; the course's loop gives such a rank one made-up sample times zero (`take_part`).
+# The same weight on any number of ranks, with two all-reduces for two steps. (It is not the one above, since `Order`
+# shuffles: other samples meet in the first step. One rank *is* one process in this order.) DDP divides by the number
+# of ranks, so the factor size / count turns its mean over ranks into the mean over samples, for uneven batches as
+# well. BatchNorm does not take an empty batch; the course's loop gives such a rank one made-up sample times zero
+# (`take_part`).
 #
 # ## In three lines
 #

@@ -145,7 +145,7 @@ def test_cases_are_fresh_and_hold_the_traps():
     assert set(truth) == {"plain", "frozen", "tied", "norm", "branch"}
     for each in truth.values():  # ranks are built differently, buffers too
         assert not any(torch.equal(each.built[0][n], each.built[k][n]) for n in each.start for k in (1, 2))
-    assert "0.weight" in truth["frozen"].start and "0.weight" not in truth["frozen"].grad
+    assert "first.weight" in truth["frozen"].start and "first.weight" not in truth["frozen"].grad
     assert "6.weight" in truth["tied"].start and "6.weight" not in truth["tied"].grad
     users = {
         name: [[not bool(local[name][step].isnan().any()) for local in truth["branch"].local] for step in range(3)]

@@ -31,6 +31,7 @@ GROUPS = {  # the case in which a mistake shows; the deep one if it is not here.
     "frozen_crash": "frozen", "sends_frozen": "frozen", "tied_twice": "tied", "unused_crash": "branch",
     "skips_unused": "branch", "leaves_incomplete": "branch", "waits_in_hook": "late",
 }  # fmt: skip
+SHOWN = {mistakes.WithItsLastParameter: "frozen", mistakes.CountsAllGradients: "frozen"}  # the case for these
 ELSEWHERE = {  # named as in exercise 05, whose tests have examples
     "destroys_group", "hides_parameters", "frozen_not_broadcast", "no_buffers", "wrong_source", "reseeds",
     "averages_outputs", "no_average", "wrong_divisor", "mean_of_users", "different_order", "through_one_rank",
@@ -63,7 +64,8 @@ def wrong(many) -> dict[int, Evidence]:
     """What is seen of the wrong answers that come to their end."""
     ending = [k for k, (name, answer) in enumerate(WRONG) if name not in BREAKING and not whole(name, answer)]
     world = {k: 2 if WRONG[k][1] is mistakes.Decimal else 3 for k in ending}
-    return many({k: (WRONG[k][1], [of(GROUPS.get(WRONG[k][0], "deep"), random.Random(k), world[k])]) for k in ending})
+    group = {k: SHOWN.get(WRONG[k][1]) or GROUPS.get(WRONG[k][0], "deep") for k in ending}
+    return many({k: (WRONG[k][1], [of(group[k], random.Random(k), world[k])]) for k in ending})
 
 
 @pytest.fixture(scope="module")

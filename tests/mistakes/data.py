@@ -103,7 +103,7 @@ def _plus(seed, epoch, samples, rank, world_size):
 
 
 def _global_torch(seed, epoch, samples, rank, world_size):
-    torch.manual_seed(1000 * seed + epoch)
+    torch.manual_seed(1_000_003 * seed + epoch)
     return torch.randperm(samples)[rank::world_size]
 
 
@@ -139,6 +139,10 @@ def _rotated(samples, by):
     return [(k + by) % samples for k in range(samples)]
 
 
+def _starts_elsewhere(seed, epoch, samples, rank, world_size):
+    return np.roll(_order(seed, 0, samples), epoch)[rank::world_size]
+
+
 WRONG_SHARD = {
     "stub": _stub,
     "destroys_group": _destroys,
@@ -164,13 +168,18 @@ WRONG_SHARD = {
     "not_shuffled": lambda seed, epoch, samples, rank, world_size: range(rank, samples, world_size),
     "ignores_epoch": lambda seed, epoch, samples, rank, world_size: _order(seed, 0, samples)[rank::world_size],
     "ignores_seed": lambda seed, epoch, samples, rank, world_size: _order(0, epoch, samples)[rank::world_size],
+    "epochs_repeat": lambda seed, epoch, samples, rank, size: _order(seed, epoch % 10, samples)[rank::size],
     "seed_plus_epoch": _plus,
+    "only_rotated": _starts_elsewhere,
     "changes_global_generator": _global_torch,
 }
 AGAIN_SHARD = [  # the same mistakes in other words
     ("sorted_hands", lambda seed, epoch, samples, rank, size: sorted(_order(seed, epoch, samples)[rank::size])),
     ("seed_plus_epoch", lambda seed, epoch, samples, rank, size: _order(seed ^ epoch, 0, samples)[rank::size]),
     ("seed_plus_epoch", lambda seed, epoch, samples, rank, size: _order(seed * epoch, 0, samples)[rank::size]),
+    ("epochs_repeat", lambda seed, epoch, samples, rank, size: _order(seed, epoch % 64, samples)[rank::size]),
+    ("seed_plus_epoch", lambda seed, epoch, samples, rank, size: _order(1000 * seed + epoch, 0, samples)[rank::size]),
+    ("seed_plus_epoch", lambda seed, epoch, samples, rank, size: _order(seed << 8 ^ epoch, 0, samples)[rank::size]),
     ("not_shuffled", lambda seed, epoch, samples, rank, size: _rotated(samples, 7 * epoch + seed)[rank::size]),
     (
         "shuffled_after_the_deal",
@@ -188,6 +197,10 @@ UNNAMED_SHARD = {  # with a text that the verdict holds
     "a mask": (
         lambda seed, epoch, samples, rank, size: np.array(_order(seed, epoch, samples)) % size == rank,
         "of True and False",
+    ),
+    "floats": (
+        lambda seed, epoch, samples, rank, size: [float(i) for i in _order(seed, epoch, samples)[rank::size]],
+        "of floats; a list of indices is needed",
     ),
     "counts from 1": (
         lambda seed, epoch, samples, rank, world_size: [i + 1 for i in _order(seed, epoch, samples)[rank::world_size]],
@@ -427,6 +440,14 @@ def _buffers_of_the_last(model, images, labels, batch_size):
     return _evaluate(sync=False)(model, images, labels, batch_size)
 
 
+def _mean_of_buffers(model, images, labels, batch_size):
+    for buffer in model.module.buffers():
+        total = buffer.double()
+        dist.all_reduce(total)
+        buffer.copy_(total / dist.get_world_size())
+    return _evaluate(sync=False)(model, images, labels, batch_size)
+
+
 def _layer_by_layer(model):
     def net(x):
         for layer in model.module:
@@ -483,6 +504,7 @@ UNNAMED_EVALUATE = {  # with a text that the verdict holds
     "accuracy only": (_evaluate(end=_accuracy_only), "rank 0 returned a value of type float; needed is"),
 }
 AGAIN_EVALUATE = [
+    ("buffers_of_another", _mean_of_buffers),
     ("mean_of_ranks", _evaluate(end=_divides_first)),
     ("never_summed", _evaluate(end=lambda counted: (counted[0] / counted[1], counted[2] / counted[1]))),
     ("wrapper_called", _evaluate(net=lambda model: model)),

@@ -20,8 +20,8 @@ class Right(nn.Module):
         self.prepare()
 
     def broadcast(self):
-        for tensor in self.module.state_dict().values():
-            dist.broadcast(tensor, src=0)
+        for tensor in [*self.module.parameters(), *self.module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
 
     def prepare(self):
         self.learnable = [p for p in self.module.parameters() if p.requires_grad]
@@ -100,8 +100,16 @@ class OnlyLearnable(Right):
 
 class FromTheLast(Right):
     def broadcast(self):
+        for tensor in [*self.module.parameters(), *self.module.buffers()]:
+            dist.broadcast(tensor.detach(), src=dist.get_world_size() - 1)
+
+
+class OnlyWhatIsSaved(Right):
+    """A buffer with persistent=False is in no state_dict."""
+
+    def broadcast(self):
         for tensor in self.module.state_dict().values():
-            dist.broadcast(tensor, src=dist.get_world_size() - 1)
+            dist.broadcast(tensor, src=0)
 
 
 class Reseeds(Right):
@@ -464,6 +472,7 @@ class HiddenCourseDDP(Right):
 
 
 AGAIN = [
+    ("no_buffers", OnlyWhatIsSaved),
     ("ready_made", HiddenCourseDDP),
     ("loses_digits", InBfloat16),
     ("ready_made", CourseDDP),

@@ -169,6 +169,28 @@ class TooEarly(Right):
         self.missing[number] -= 1
 
 
+class WithItsLastParameter(Right):
+    """Right where gradients come in the order of the parameters."""
+
+    def hook(self):
+        for number, bucket in enumerate(self.buckets):
+            bucket[-1].register_post_accumulate_grad_hook(lambda _, number=number: self.up_to(number))
+
+    def up_to(self, number):
+        while len(self.flats) <= number:
+            self.start()
+
+
+class CountsAllGradients(Right):
+    """Whichever bucket they are for."""
+
+    def arrived(self, number):
+        self.missing[number] -= 1
+        came = sum(map(len, self.buckets)) - sum(self.missing)
+        while len(self.flats) < len(self.buckets) and came >= sum(map(len, self.buckets[: len(self.flats) + 1])):
+            self.start()
+
+
 class OneTooEarly(Right):
     def reset(self):
         super().reset()
@@ -391,6 +413,8 @@ AGAIN = [
     ("one_flat", ElementsNotBytes),
     ("waits_in_hook", WaitsForHandleInHook),
     ("too_early", OneTooEarly),
+    ("too_early", WithItsLastParameter),
+    ("too_early", CountsAllGradients),
     ("never_waited", WaitsForTheLast),
     ("order_differs", OrderOfTheRank),
     ("leaves_incomplete", ExpectsAll),

@@ -17,10 +17,15 @@ from course_lib.check.group import Evidence, GroupCase, Wrong
 WORLD, FEATURES, CLASSES = 3, 6, 4
 SHAPES = ((13, 2), (24, 3), (2, 4))  # samples, batch_size: an uneven tail; all even; a rank without samples
 NUMBERS = ("accuracy", "loss")
+OFFSETS = (0.0, 1.0, 3.0, 4 / 3)  # of the ranks' statistics, and their mean, which is no rank's
+MEAN = 3
 
 
 def network(seed: int, rank: int) -> nn.Sequential:
-    """In float64; weights by the seed, BatchNorm's statistics by the rank, too, as after some steps of training."""
+    """In float64; weights by the seed, BatchNorm's statistics by the rank, too, as after some steps of training.
+
+    The rank MEAN has the mean of all ranks' statistics.
+    """
     model = nn.Sequential(
         nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, CLASSES)
     ).double()
@@ -28,8 +33,8 @@ def network(seed: int, rank: int) -> nn.Sequential:
         for place, part in enumerate((*model.parameters(), model[1].running_mean)):
             generator = torch.Generator().manual_seed(seed + place)
             part.copy_(torch.randn(part.shape, generator=generator, dtype=torch.float64))
-        model[1].running_mean.add_(rank)
-        model[1].running_var.add_(rank)
+        model[1].running_mean.add_(OFFSETS[rank])
+        model[1].running_var.add_(OFFSETS[rank])
     return model
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from course_lib.check.findings import errors
 from course_lib.check.group import KINDS, Evidence, GroupSpec, Wrong
 from course_lib.check.known import destroys_group, known
-from course_lib.check.specs.data_evaluate import WORLD, Oracle, cases, compare, facts, oracle
+from course_lib.check.specs.data_evaluate import MEAN, WORLD, Oracle, cases, compare, facts, oracle
 
 
 def _forwards(e: Evidence) -> Iterator[tuple[int, int, list[int], bool, bool, float]]:
@@ -229,6 +229,11 @@ def buffers_of_another(e: Evidence, wrong: Wrong) -> str | None:
     for rank in range(1, WORLD):
         if got and all(_near(given, _oracle(e, wrong.case, rank).mean()) for given in got):
             return f"All ranks evaluate with the buffers of rank {rank}: broadcast with src=0."
+    if got and all(_near(given, _oracle(e, wrong.case, MEAN).mean()) for given in got):
+        return (
+            "All ranks evaluate with the mean of the ranks' buffers. A checkpoint holds those of rank 0, and DDP gives "
+            "these to all at the next forward: broadcast with src=0."
+        )
     return None
 
 

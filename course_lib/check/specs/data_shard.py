@@ -17,6 +17,7 @@ from course_lib.check.findings import destroyed, ended_badly
 from course_lib.check.group import Evidence, GroupCase, Wrong
 
 PROCESSES = 3
+LATER = (10, 64, 100, 128, 256, 1000, 1024)  # epochs: where only some digits or bits of the number are used
 # What can be wrong, beside `group.KINDS`: the form of what is returned; processes or calls do not agree; samples are
 # lost or repeated; the order depends on the world size, is no shuffle, or is that of another seed or epoch.
 KINDS = ("form", "agree", "split", "order", "sorted", "fresh")
@@ -38,13 +39,15 @@ class Call:
 
 def cases(rng: random.Random) -> list[GroupCase]:
     """One epoch on many world sizes, its neighbours in seed and epoch, and lengths at the edges. Fresh numbers."""
-    seed, epoch, many = rng.randint(100, 10_000), rng.randint(1, 50), 4 * 7 * 3 * rng.randint(1, 2) + 1
+    # an even seed: so (seed << 8) ^ epoch is that of seed + 1, 256 epochs later
+    seed, epoch, many = 2 * rng.randint(50, 5_000), rng.randint(1, 50), 4 * 7 * 3 * rng.randint(1, 2) + 1
     calls = [Call(seed, epoch, many, world) for world in (1, 3, 2, 4, 7)]
     calls += [Call(seed, epoch + 1, many, world) for world in (1, 3)]
     calls += [Call(seed + 1, epoch, many, 1), Call(seed, 0, many, 1), Call(seed + 1, 0, many, 1)]
     calls += [Call(0, 1, many, 1), Call(1, 0, many, 1)]
     few = ((1, 1), (5, 5), (6, 3), (2, 3), (0, 2), (rng.randint(5, 7), 4))
     calls += [Call(seed, epoch, samples, world) for samples, world in few]
+    calls += [Call(seed, epoch + later, many, 1) for later in LATER]
     nothing = (torch.empty(0),) * PROCESSES
     options = {"calls": calls, "salt": rng.getrandbits(30)}
     return [GroupCase("shards", f"{PROCESSES} processes", nothing, nothing, options, drive=drive)]
@@ -127,8 +130,9 @@ def indices(given: object) -> list[int] | str:
         return type(given).__name__
     try:
         listed = list(listed)
-        if any(isinstance(index, bool | np.bool_) for index in listed):
-            return f"{type(given).__name__}, of True and False"
+        for kinds, words in (((bool, np.bool_), "of True and False"), ((float, np.floating), "of floats")):
+            if any(isinstance(index, kinds) for index in listed):
+                return f"{type(given).__name__}, {words}"
         return [int(index) for index in listed]
     except (TypeError, ValueError):
         return f"{type(given).__name__}, and not of whole numbers"
@@ -232,7 +236,17 @@ def ordered(e: Evidence) -> Wrong | None:
     for one, other in combinations(seen.of(samples=main.samples, world_size=1), 2):
         if seen.order(one) == seen.order(other):
             return Wrong("fresh", f"{seen.calls[one]} and {seen.calls[other]} give the same order.", 0)
+    next_epoch = next(seen.of(seed=main.seed, epoch=main.epoch + 1, samples=main.samples, world_size=1))
+    kept = len(neighbours(alone) & neighbours(seen.order(next_epoch)))
+    if kept > len(alone) // 2:  # of two shuffles about one
+        text = f"in {kept} of {len(alone)} places the same sample follows the same one"
+        return Wrong("fresh", f"{main} and {seen.calls[next_epoch]}: {text}.", 0)
     return None
+
+
+def neighbours(order: list[int]) -> set[tuple[int, int]]:
+    """Each sample with the one after it, around the end."""
+    return set(zip(order, [*order[1:], *order[:1]], strict=True))
 
 
 def untouched(e: Evidence) -> Wrong | None:

@@ -4,7 +4,7 @@ from itertools import chain, pairwise
 
 from course_lib.check.group import KINDS, Evidence, GroupSpec, Wrong
 from course_lib.check.known import destroys_group, known
-from course_lib.check.specs.data_shard import Seen, cases, compare
+from course_lib.check.specs.data_shard import LATER, Seen, cases, compare, neighbours
 
 
 def asks_others(e: Evidence, wrong: Wrong) -> str | None:
@@ -206,10 +206,39 @@ def ignores_seed(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
+def _later(seen: Seen) -> list[list[int]]:
+    """The orders of the same seed, many epochs later."""
+    main = seen.calls[0]
+    found = (next(seen.of(seed=main.seed, epoch=main.epoch + later, samples=main.samples)) for later in LATER)
+    return [seen.order(number) for number in found]
+
+
+def epochs_repeat(e: Evidence, wrong: Wrong) -> str | None:
+    seen = Seen(e)
+    again = next((later for later, order in zip(LATER, _later(seen), strict=True) if order == seen.order(0)), None)
+    if again:
+        return (
+            f"{again} epochs later the same order comes again: only a part of the number of the epoch is used. Give "
+            "all of it to the generator: np.random.default_rng([seed, epoch])."
+        )
+    return None
+
+
+def only_rotated(e: Evidence, wrong: Wrong) -> str | None:
+    seen = Seen(e)
+    if len(neighbours(seen.order(0)) & neighbours(seen.order(5))) > len(seen.order(0)) // 2:
+        return (
+            "Each epoch has the order of the one before and only begins at another place of it, so the same samples "
+            "meet again and again. Shuffle anew in each epoch."
+        )
+    return None
+
+
 def seed_plus_epoch(e: Evidence, wrong: Wrong) -> str | None:
     seen = Seen(e)
     zero_one, one_zero = (next(seen.of(seed=seed, epoch=1 - seed)) for seed in (0, 1))
-    if seen.order(5) == seen.order(7) or seen.order(zero_one) == seen.order(one_zero):
+    same = seen.order(5) == seen.order(7) or seen.order(zero_one) == seen.order(one_zero)
+    if same or seen.order(7) in _later(seen):
         return (
             "The two numbers are made into one, by an addition perhaps, so seed 1 in epoch 0 is seed 0 in epoch 1. "
             "(torch's DistributedSampler adds them: runs with neighbouring seeds are then one run, shifted.) "
@@ -237,7 +266,7 @@ MISTAKES = (
         sorted_hands, same_shard, blocks, shuffled_after_the_deal, wrong_hands, depends_on_world_size, kinds=("order",)
     ),
     *known(not_shuffled, kinds=("sorted",)),
-    *known(ignores_epoch, ignores_seed, seed_plus_epoch, kinds=("fresh",)),
+    *known(ignores_epoch, ignores_seed, epochs_repeat, seed_plus_epoch, only_rotated, kinds=("fresh",)),
     *known(changes_global_generator, kinds=("input",)),
 )
 

@@ -44,6 +44,19 @@ class Branch(nn.Module):
         return self.head(x if way == NONE else self.ways[way](x))
 
 
+class Frozen(nn.Module):
+    """Its layers stand in another order than that in which they are used, so gradients come in another one, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first, self.middle = nn.Linear(7, OUTPUTS), nn.Linear(INPUTS, 6), nn.Linear(6, 7)
+        self.first.weight.requires_grad_(False)
+        self.middle.bias.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor, way: int) -> torch.Tensor:
+        return self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
+
+
 def _deep() -> nn.Module:
     layers = [layer for a, b in itertools.pairwise(WIDTHS) for layer in (nn.Linear(a, b), nn.Tanh())]
     return Plain(*layers[:-1])
@@ -51,13 +64,6 @@ def _deep() -> nn.Module:
 
 def _plain() -> nn.Module:
     return Plain(nn.Linear(INPUTS, 8), nn.Tanh(), nn.Linear(8, OUTPUTS))
-
-
-def _frozen() -> nn.Module:
-    model = Plain(nn.Linear(INPUTS, 6), nn.Tanh(), nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, OUTPUTS))
-    model[0].weight.requires_grad_(False)
-    model[2].bias.requires_grad_(False)
-    return model
 
 
 def _tied() -> nn.Module:
@@ -74,11 +80,12 @@ def _norm() -> nn.Module:
     for tensor in (norm.weight.data, norm.bias.data, norm.running_mean, norm.running_var):
         tensor.uniform_(0.5, 2.0)
     norm.num_batches_tracked.fill_(int(torch.randint(10**9, ())))
+    model.register_buffer("mask", torch.rand(4), persistent=False)  # a buffer that state_dict() does not have
     return model
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "plain": _plain, "deep": _deep, "frozen": _frozen, "tied": _tied, "norm": _norm, "branch": Branch,
+    "plain": _plain, "deep": _deep, "frozen": Frozen, "tied": _tied, "norm": _norm, "branch": Branch,
 }  # fmt: skip
 
 
@@ -92,6 +99,11 @@ def build(name: str, seed: int) -> nn.Module:
 def loss_of(model: nn.Module, batch: torch.Tensor, way: int) -> torch.Tensor:
     """Mean squared error; the first columns of the batch are the inputs, the last ones the targets."""
     return nn.functional.mse_loss(model(batch[:, :INPUTS], way), batch[:, INPUTS:])
+
+
+def state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of all parameters and buffers; a tied one has each of its names."""
+    return {name: value.clone() for name, value in {**module.state_dict(), **dict(module.named_buffers())}.items()}
 
 
 class Notes:
@@ -108,7 +120,7 @@ class Notes:
 
     def _begin(self) -> None:
         """Before the first forward: what the ranks start from."""
-        self.tensors |= {f"start/{name}": value.clone() for name, value in self.module.state_dict().items()}
+        self.tensors |= {f"start/{name}": value for name, value in state(self.module).items()}
         self._first.remove()
 
     def stack(self, kind: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from course_lib.check.group import GroupCase
-from course_lib.check.specs.training import INPUTS, MOMENTUM, NONE, OUTPUTS, RATE, build, loss_of, train
+from course_lib.check.specs.training import INPUTS, MOMENTUM, NONE, OUTPUTS, RATE, build, loss_of, state, train
 
 STEPS, SAMPLES = 3, 4  # of each rank, in each step
 RIGHT = {"rtol": 1e-10, "atol": 1e-13}  # rounding, in float64
@@ -78,7 +78,7 @@ def one_process(
 
     Each rank's part is a forward of its own, because BatchNorm takes its statistics from that part.
     """
-    built = [_state(build(model, seed)) for seed in seeds]
+    built = [state(build(model, seed)) for seed in seeds]
     module, world = build(model, seeds[0]), len(inputs)
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     speed = {name: torch.zeros_like(p) for name, p in named}
@@ -105,7 +105,3 @@ def one_process(
 
     local = [all_steps(str(rank)) for rank in range(world)]
     return Truth(built[0], built, all_steps("grad"), all_steps("weight"), local)
-
-
-def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in module.state_dict().items()}
