@@ -43,8 +43,10 @@ def torchrun(
     restarts how often torchrun starts all ranks again when one has failed
     module   what forked ranks need of the course: imported once, before the fork
 
-    Forked ranks that leave by os._exit are waited for by torchrun for ever. So when no rank has been there for
-    10 seconds, or none came within 30, torchrun is ended, and 1 is returned.
+    Forked ranks that leave by os._exit are waited for by torchrun for ever. And torchrun itself never goes on when one
+    is killed at the very end, in the moment in which it waits for torchrun to take its result. So when no rank has been
+    there for 10 seconds, or none came within 30, or torchrun has left a dead one alone for 10, it is ended, and 1 is
+    returned.
     """
     if start == "auto":
         start = "fork" if can_fork() and not Path("/dev/nvidiactl").exists() else "torchrun"
@@ -88,19 +90,24 @@ class _Ranks:
     def __init__(self, agent: int) -> None:
         self.agent, self.looked = agent, time.monotonic()
         self.until = self.looked + _NEVER_SEEN
+        self.reaped = self.looked  # when no dead one lay there
 
     def vanished(self) -> bool:
-        """Whether none has been there for too long. It looks every two seconds."""
+        """Whether none has been there for too long, or a dead one has. It looks every two seconds."""
         now = time.monotonic()
         if now - self.looked >= 2:
             self.looked = now
-            if self._there():
+            dead = self._dead()
+            if not all(dead):
                 self.until = now + _VANISHED
-        return now > self.until
+            if not any(dead):
+                self.reaped = now
+        return now > min(self.until, self.reaped + _VANISHED)
 
-    def _there(self) -> bool:
+    def _dead(self) -> list[bool]:
+        """Of each rank that has a process, whether torchrun need only reap it."""
         try:
             family = [rank for child in psutil.Process(self.agent).children() for rank in child.children()]
-            return any(rank.status() != psutil.STATUS_ZOMBIE for rank in family)
+            return [rank.status() == psutil.STATUS_ZOMBIE for rank in family]
         except psutil.NoSuchProcess:  # one of them has ended just now: look again later
-            return True
+            return [False]

@@ -62,7 +62,7 @@ def texts(cell) -> str:
 
 
 def content(folder: Path) -> dict[str, str]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
+    files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__"]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 

@@ -204,6 +204,23 @@ def test_a_program_whose_ranks_leave_without_a_word_ends(tmp_path, monkeypatch):
     assert time.monotonic() - began < 90  # it is no timeout: that would be an error
 
 
+def test_a_torchrun_that_stands_still_beside_a_dead_rank_is_ended(tmp_path, monkeypatch):
+    """As it does when a rank is killed while torchrun takes its result."""
+    monkeypatch.setattr(program, "_VANISHED", 3.0)
+    (tmp_path / "waits.py").write_text("import os, time\nopen(f'{os.getpid()}.rank', 'w')\ntime.sleep(80)\n")
+
+    def harm():
+        for mark in list(tmp_path.glob("*.rank"))[:1] if len(list(tmp_path.glob("*.rank"))) == 2 else []:
+            rank = psutil.Process(int(mark.stem))
+            rank.parent().suspend()
+            rank.kill()
+            mark.unlink()
+
+    line = [str(tmp_path / "waits.py")]
+    code = program.torchrun(line, ranks=2, log=tmp_path / "log", cwd=tmp_path, timeout=60, start="fork", on_tick=harm)
+    assert code == 1
+
+
 def test_receives_that_nobody_sends(impatient):
     def work():
         if dist.get_rank() == 0:
