@@ -42,19 +42,19 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _call(title: str, commands: dict[str, tuple[str, str]], words: list[str]) -> int:
+def _call(program: str, commands: dict[str, tuple[str, str]], words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
-        print(_help(title, commands))
+        print(_help(program, commands))
         return 0 if words else 2
     name, *rest = words
     if name not in commands:
         close = get_close_matches(name, commands, 1)
-        hint = f" Did you mean '{title} {close[0]}'?" if close else ""
-        print(f"'{title}' has no command '{name}'.{hint} It has: {', '.join(commands)}.", file=sys.stderr)
+        hint = f" Did you mean '{program} {close[0]}'?" if close else ""
+        print(f"'{program}' has no command '{name}'.{hint} It has: {', '.join(commands)}.", file=sys.stderr)
         return 2
     with importing():
-        program = import_module(commands[name][0])
-    return program.main(rest)
+        module = import_module(commands[name][0])
+    return module.main(rest)
 
 
 def _help(program: str, commands: dict[str, tuple[str, str]]) -> str:

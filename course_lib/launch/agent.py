@@ -28,39 +28,33 @@ from pathlib import Path
 import psutil
 
 from course_lib.launch.dying import adopt_orphans, die_with_parent
+from course_lib.startup import importing
 
 
 def warm_up() -> None:
     """Import what every rank needs: enough for a direct start, so that a first check need not wait longer."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking for GPUs must not initialise CUDA here
-    gc.disable()  # what is imported stays: looking for garbage meanwhile costs an eighth of the time
-    import torch
+    with importing():  # forks neither scan nor copy what is frozen here
+        import torch
 
-    import course_lib.launch.rank  # noqa: F401
+        import course_lib.launch.rank  # noqa: F401
 
     torch.set_num_threads(1)
-    _settle()
 
 
 def warm_up_fully() -> None:
     """Import torchrun, and `_dynamo`, which the first optimizer of a rank would pull in. As long again as `warm_up`."""
     if "torch.distributed.run" in sys.modules:
         return
-    gc.disable()
-    import torch._dynamo
-    import torch.distributed.run  # noqa: F401
+    with importing():
+        import torch._dynamo
+        import torch.distributed.run  # noqa: F401
 
-    # torchrun's rendezvous looks at its own source lines (inspect.stack): read them once here, not in each fork
-    for name, module in list(sys.modules.items()):
-        if name.startswith("torch.distributed") and getattr(module, "__file__", None):
-            linecache.getlines(module.__file__)
-    inspect.stack()
-    _settle()
-
-
-def _settle() -> None:
-    gc.freeze()  # forks then neither scan nor copy what the warm process holds
-    gc.enable()
+        # torchrun's rendezvous looks at its own source lines (inspect.stack): read them once here, not in each fork
+        for name, module in list(sys.modules.items()):
+            if name.startswith("torch.distributed") and getattr(module, "__file__", None):
+                linecache.getlines(module.__file__)
+        inspect.stack()
 
 
 class Agent:
