@@ -87,7 +87,7 @@ def follow(
         try:
             torchrun(
                 args, ranks=ranks, log=log, on_tick=show, timeout=timeout, restarts=restarts,
-                module="course_lib.train.main",
+                module="course_lib.train.warm",
             )  # fmt: skip
         except KeyboardInterrupt:
             raise interrupted(folder) from None

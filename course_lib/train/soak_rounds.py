@@ -85,7 +85,7 @@ class Soak:
             words = ["-m", "course_lib.train", *self.words, *more, "--run.dir", str(folder)]
             code = torchrun(
                 words, ranks=self.ranks, log=output, timeout=LONGEST, on_tick=self.tick, start=self.start,
-                restarts=0 if harmless else 1000, module="course_lib.train.main",
+                restarts=0 if harmless else 1000, module="course_lib.train.warm",
             )  # fmt: skip
         except TimeoutError:
             self.found.hung += 1

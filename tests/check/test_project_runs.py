@@ -46,7 +46,7 @@ ENOUGH = 0.9  # of accuracy, after so few steps
 
 def train(project: Path, name: str, ranks: int, *more: str) -> None:
     words = ["-m", "course_lib.train", "project.py:recipe", "--run.dir", f"runs/{name}", *SHORT, *more]
-    log, module = project / "log", "course_lib.train.main"
+    log, module = project / "log", "course_lib.train.warm"
     torchrun(words, ranks=ranks, log=log, cwd=project, timeout=170, module=module)
 
 

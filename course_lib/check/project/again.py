@@ -159,7 +159,7 @@ class Room:
         try:
             torchrun(
                 line, ranks=ranks or run.ranks, log=log, cwd=self.project, env=env, timeout=seconds, grace=3,
-                module="course_lib.train.main",
+                module="course_lib.train.warm",
             )  # fmt: skip
         except TimeoutError:
             rows = read_rows(path / "metrics.jsonl")
