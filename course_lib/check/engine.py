@@ -12,6 +12,7 @@ from course_lib.check.group import KINDS, Evidence, GroupMistake, GroupSpec, Wro
 from course_lib.check.spec import Answer, Case, FolderSpec, Spec
 from course_lib.check.together import collect
 from course_lib.check.verdict import CheckFailed, Verdict
+from course_lib.check.wanted import not_wanted
 from course_lib.launch import Result
 from course_lib.launch.pickling import pickle_call
 
@@ -42,8 +43,8 @@ def judge_folder(spec: FolderSpec, folder: Path, fn: Callable[[], Any] | None = 
 
 
 def _refuse_no_function(spec: Spec | GroupSpec | FolderSpec, fn: Any) -> None:
-    if not callable(fn):
-        raise CheckFailed(f"{spec.function} must be a function, and is a {type(fn).__name__}.")
+    if wrong := not_wanted(spec.function, fn):
+        raise CheckFailed(wrong)
     try:
         pickle_call(fn, ())
     except TypeError as problem:
