@@ -49,6 +49,9 @@ observers: list[Observer] = []
 # raise the tensor's version: once with ReduceOp.AVG, which gloo does not know, so that torch adds and then divides.
 in_place: list[Observer] = []
 
+# Called in the rank each time that is_completed() of a handle says no.
+asked: list[Callable[[], None]] = []
+
 _OBSERVED = ("send", "recv", "isend", "irecv")
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")
 
@@ -238,6 +241,9 @@ class WatchedWork:
         done = self._work.is_completed()
         if done:
             self._done()
+        else:
+            for observer in asked:
+                observer()
         return done
 
     def get_future(self) -> torch.futures.Future:

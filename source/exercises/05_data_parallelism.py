@@ -21,7 +21,7 @@
 # | start | all parameters **and buffers** are those of rank 0, however the ranks were built and seeded |
 # | each step | after `synchronize()` every `.grad` is the mean over the ranks |
 # | result | equal to one process after *every* step (float64, relative error below 1e-10), same bits on all ranks |
-# | sent | one all-reduce for each gradient in a step, M bytes in all; frozen parameters are not sent |
+# | sent | in a step one all-reduce for each gradient (no flat tensor: that is exercise 06), nothing frozen |
 # | models | frozen parameters, tied weights, BatchNorm, branches that leave parameters out, any number of ranks |
 #
 # **Three traps**
@@ -100,8 +100,9 @@ show.timeline(run(show.profiled(train), ranks=2))
 #
 # ## Check
 #
-# The check trains five small models on three ranks, each with one of the traps, and a plain one on two ranks and on
-# one. It compares every gradient and every weight after every step with one process on the whole batch.
+# The check trains five small models on three ranks: a plain one, one with BatchNorm, and one with each of the traps.
+# Then one on two ranks, for more steps (how many differs each time), and one on a single rank. It compares every
+# gradient and every weight after every step with one process on the whole batch.
 
 # %% graded="check_naive_ddp" points=10
 check.naive_ddp(NaiveDDP)

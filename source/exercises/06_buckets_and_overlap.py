@@ -12,7 +12,7 @@
 # | | |
 # |---|---|
 # | buckets | from the last parameter to the first; `bucket_mb` MiB (2**20 bytes) at most, or one larger tensor |
-# | sent | one all-reduce a bucket, of a flat tensor that holds its gradients |
+# | sent | one all-reduce a bucket, of a flat tensor that holds its gradients and no more |
 # | when | as soon as the bucket's last gradient has come, and never before the buckets in front of it |
 # | overlap | when backward has its last gradient, all but the last bucket are under way |
 # | waiting | nobody waits inside backward; `synchronize()` waits for everything |
@@ -124,14 +124,14 @@ show.timeline(run(show.profiled(train), ranks=2, args=(1.5,)))
 
 # %% [markdown]
 # Four bars of communication, and the first three begin beside the green of backward: a bucket goes when it is full,
-# not when all are. (On a machine with as many ranks as cores the bars may get longer, because sending takes a core,
-# too.) Try 0.1 and 100 MiB: what do you gain, and what do you lose?
+# not when all are. Try 0.1 and 100 MiB: what do you gain, and what do you lose?
 #
 # ## Check
 #
 # The check trains a deep model and three with traps on three ranks, and looks at every gradient, at the size of
 # every all-reduce, and at when it began. In one case a rank is late on purpose: who waits for it inside backward is
-# found out.
+# found out. In another one, on two ranks, a layer is left out in one step: in the next one all buckets must begin in
+# time again.
 
 # %% graded="check_bucketed_ddp" points=15
 check.bucketed_ddp(BucketedDDP)

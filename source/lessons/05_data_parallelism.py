@@ -110,8 +110,8 @@ print("same bits on all ranks:", all(torch.equal(weights, by_hand[0]) for weight
 # - torch's own `DistributedDataParallel` (DDP), which averages inside `backward()`;
 # - ours without the broadcast at the start;
 # - ours with the sum of the gradients where the mean should be;
-# - a hook that is on the web: `register_post_accumulate_grad_hook(hook)`, where the hook averages its argument. That
-#   argument is the *parameter*. So it averages weights, and no gradient ever.
+# - a hook that is easily written: `register_post_accumulate_grad_hook(hook)`, where the hook averages its argument.
+#   That argument is the *parameter*. So it averages weights, and no gradient ever.
 #
 # **Predict:** for each of them, how far is it from one process after one step, and after ten: rounding, a millionth,
 # or more than a hundredth?
@@ -135,13 +135,13 @@ class Sum(ByHand):
 
 
 # %%
-class PublishedHook(ByHand):
+class WrongHook(ByHand):
     def start(self):
         super().start()
         for parameter in self.module.parameters():
             parameter.register_post_accumulate_grad_hook(self.hook)
 
-    def hook(self, grad):  # so it is called there
+    def hook(self, grad):  # it is none
         with torch.no_grad():
             dist.all_reduce(grad)
             grad /= dist.get_world_size()
@@ -151,7 +151,7 @@ class PublishedHook(ByHand):
 
 
 wrappers = {"by hand": ByHand, "torch DDP": TorchDDP, "no broadcast": NoBroadcast}
-wrappers |= {"sum": Sum, "hook": PublishedHook}
+wrappers |= {"sum": Sum, "hook": WrongHook}
 ranks = run(lambda: {name: train(wrap) for name, wrap in wrappers.items()}, ranks=3).results
 found = {name: [rank[name] for rank in ranks] for name in wrappers}
 show.difference(one, found)
@@ -185,8 +185,8 @@ for name, *found in zip(wrappers, *ranks, strict=True):
 
 # %% [markdown]
 # The loss falls in all five. With SGD and a small rate it falls nearly alike when weights are averaged in place of
-# gradients, and with the sum even faster, since the rate is twice as high. Compare weights, after every step, in
-# float64, with ranks that are seeded differently. But compare *few* steps: rounding differences grow as well.
+# gradients, and with the sum even faster, since the rate is twice as high. So compare weights, after every step, in
+# float64, with ranks that are seeded differently, as the picture above does.
 #
 # ## What is not the same: BatchNorm
 #
@@ -208,8 +208,7 @@ show.difference(one_norm, found)
 # %% [markdown]
 # It does not, and torch's DDP is no better. BatchNorm normalises with the mean and variance of the samples that *it
 # sees*: four on each rank, twelve in one process. The gradients are averaged all right, but of another function.
-# Nothing is broken; with 32 samples or more on a GPU people train so every day. If it matters, `nn.SyncBatchNorm`
-# computes the statistics over all ranks. It needs GPUs:
+# `nn.SyncBatchNorm` computes the statistics over all ranks. It needs GPUs:
 
 
 # %%
@@ -223,15 +222,27 @@ except RunError as error:
     print(str(error).splitlines()[0])
 
 # %% [markdown]
-# Nor is *memory* pooled. **"DDP is the first choice for models that are too big for one card"** is wrong, too: each
-# rank keeps all parameters, all gradients and the whole state of the optimizer. **Predict:** of 147 numbers in this
-# model, how many does each of three ranks hold?
+# Nor is *memory* pooled. **"DDP is the first choice for models that are too big for one card"** is wrong, too.
+# **Predict:** this model has 147 parameters. After a step with Adam, which keeps two numbers for each: how many
+# parameters, gradients and numbers of Adam does each of three ranks hold?
+
 
 # %%
-run(lambda: sum(p.numel() for p in TorchDDP(net()).parameters()), ranks=3).results
+def held():
+    model = TorchDDP(net())
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(4, 5).double()).sum().backward()
+    optimizer.step()
+    kept = [s[name] for s in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    parameters = list(model.parameters())
+    return [sum(t.numel() for t in tensors) for tensors in (parameters, [p.grad for p in parameters], kept)]
+
+
+run(held, ranks=3).results
 
 # %% [markdown]
-# A model that does not fit on one GPU needs other means: FSDP, tensor or pipeline parallelism (lesson 12).
+# All of them, each rank. A model that does not fit on one GPU needs other means: FSDP, tensor or pipeline parallelism
+# (lesson 12).
 #
 # ## Who does what: four sayings, run
 #
@@ -271,11 +282,10 @@ except ValueError as error:
 
 # %% [markdown]
 # 1. Wrong. The optimizer of *each* rank updates. The weights stay equal only because all do the same.
-# 2. Wrong. `eval()` changes dropout and BatchNorm. What avoids all-reduces is no backward: `torch.no_grad()`.
-#    (Lesson 07 has `no_sync`.)
-# 3. Nearly. The names have `module.` in front, the model itself is `model.module`, and only one rank should write
-#    files.
-# 4. It must come before `DDP(model)`, no earlier: the wrapper is what talks. (On GPUs, choose the device first.)
+# 2. Wrong. `eval()` is for layers such as dropout and BatchNorm; the all-reduces belong to backward. (Lesson 07 has
+#    `no_sync`.)
+# 3. Nearly. The names have `module.` in front, because the model itself is `model.module`.
+# 4. It must come before `DDP(model)`, no earlier: the wrapper is what talks.
 #
 # ## DataParallel is something else
 #
@@ -327,15 +337,16 @@ for width in (64, 512):
     print(f"{width:>4} wide: {one_rank * 1e3:7.2f} ms with one rank, {two * 1e3:7.2f} ms with two")
 
 # %% [markdown]
-# Look at the first line: are two ranks the *slower* ones? The small model computes for so short a time that eight
-# all-reduces cost more than half a batch saves. The large model has 64 times the bytes, 4.2 MB of gradients, and yet
-# it fares better if every rank has a core for itself, because it computes much longer. Neither the bytes nor the time
-# to compute decides alone, but their ratio:
+# In which line do two ranks gain more, or lose less? Both models make eight all-reduces a step. The large one has 63
+# times the bytes (4.2 MB of gradients) and 64 times the arithmetic. In the small one half of the batch saves little
+# time, and each all-reduce costs its latency all the same (lesson 04). So neither the bytes nor the time to compute
+# decides alone, but both together:
 #
 # **time with N ranks ≈ computing / N + communication that nobody hides.**
 #
-# Near-linear is what you get when the second term is small. Larger batches make it smaller: computing grows with the
-# batch, gradients do not. And half of the trick is to hide it: lesson 06.
+# Near-linear is what you get when the second term is small beside the first. Larger batches make it so: computing
+# grows with the batch, gradients do not. And a part of it can be hidden: lesson 06. (The first term is computing / N
+# only if every rank has a core for itself.)
 #
 # ## In three lines
 #
@@ -347,7 +358,7 @@ for width in (64, 512):
 #
 # NVIDIA's published ResNet-50 table for a DGX A100 80GB (DeepLearningExamples, 21.03, batch 256 a GPU, mixed
 # precision): 2,470 images a second on one GPU, 16,621 on eight. That is 6.72 times as fast, not 8. With TF32, where
-# each step computes longer, it is 938 and 7,248, 7.72 times. The gradients are the same 97.5 MiB in both.
+# each step computes longer, it is 938 and 7,248, 7.72 times.
 #
 # ## Exercise
 #

@@ -59,7 +59,7 @@ measure("in buckets, 25 MiB", BucketedDDP, 25)
 #
 # The bytes are the same, the time is not. Lesson 04 says why: each all-reduce costs its latencies first, however
 # small it is. **time ≈ number of all-reduces · α' + bytes · β'**, where α' and β' are those of a whole all-reduce.
-# With 81 small ones α' is all that you pay.
+# With 81 small ones you pay α' 81 times.
 #
 # **Predict:** and if the buckets have 0.1 MiB, so that seven are needed?
 
@@ -68,7 +68,7 @@ for bucket_mb in (0.001, 0.1):
     measure(f"buckets of {bucket_mb} MiB", BucketedDDP, bucket_mb)
 
 # %% [markdown]
-# Each bucket costs one α'. With buckets so small that nothing shares one, you are back at the first line. So why not
+# Each bucket costs one α'. With buckets so small that nothing shares one, there are 81 all-reduces again. So why not
 # one large bucket for everything? Because of the second idea.
 #
 # ## When is a gradient there?
@@ -162,8 +162,9 @@ beside = run(show.profiled(steps), ranks=2, args=(OverlappedDDP, 1.5))
 show.timeline(beside)
 
 # %% [markdown]
-# Now the bars begin under the green. Use the arrow keys to go through them: the first all-reduce starts after a
-# sixth of backward. Only the last bucket cannot start before backward ends. The numbers to both:
+# Now the bars begin under the green. Use the arrow keys to go through them: the first all-reduce starts soon after
+# the last layer's gradients are there. Only the last bucket cannot start before backward has its last gradient. The
+# numbers to both:
 
 # %%
 for name, r in (("after backward", after), ("beside it", beside)):
@@ -226,8 +227,8 @@ for layer in (nn.Linear, OnGPU):
 
 # %% [markdown]
 # Compare the last two lines. Same bytes, same buckets; but while something else computes, much of the communication
-# costs nothing. With `Linear` both want the same core, so there is less to gain, or even something to lose. (If
-# something else keeps your machine busy, run the cell again.)
+# costs nothing. With `Linear`, computing and sending need the same processor: how much is left to gain depends on
+# how many cores are free. (If something else keeps your machine busy, run the cell again.)
 #
 # **step ≈ computing + communication that is exposed.** Overlap can hide at most as much as backward takes: once the
 # bytes take longer than backward, you see the rest, whatever you do. Then send fewer bytes (lesson 07).
@@ -266,7 +267,7 @@ for m in run(three_steps, ranks=2).messages:
 #
 # Look at the sizes, too. 0.1 MiB are 104,857 bytes, and these buckets have 116,480: DDP closes a bucket when it *has
 # reached* its capacity. Ours, and yours in the exercise, stays below, unless a single tensor is larger. By default DDP
-# has 25 MiB, and 1 MiB for the first bucket, so that it starts early.
+# has 25 MiB, and 1 MiB for the first bucket (`dist._DEFAULT_FIRST_BUCKET_BYTES`), so that it starts early.
 #
 # **"It overlaps with the computing of the next batch."** If so, something would still be under way when `backward()`
 # returns. **Predict:** is the gradient of the *first* layer, the last one to come, the same on both ranks by then?

@@ -4,6 +4,7 @@ import importlib.util
 import random
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import cloudpickle
@@ -32,26 +33,49 @@ WRONG = [*mistakes.WRONG.items(), *mistakes.AGAIN]
 GROUPS = {  # the case in which a mistake shows; the plain one if it is not here. The full check would take longer
     "frozen_crash": "frozen", "frozen_not_broadcast": "frozen", "sends_frozen": "frozen", "tied_twice": "tied",
     "no_buffers": "norm", "unused_crash": "branch", "mean_of_users": "branch", "skips_unused": "branch",
+    "order_of_arrival": "branch", "barrier_between": "branch", "never_cleared": "long", "not_by_collectives": "long",
 }  # fmt: skip
-BREAKING = ("stub", "destroys_group", "hides_parameters", "frozen_crash", "unused_crash", "skips_unused")
-FULL = ("no_average", "sums", "frozen_crash", "skips_unused", "tied_twice", "destroys_group")  # as learners see it
+SHOWN = {mistakes.OnlyTenSteps: "long"}  # the case for these
+BREAKING = (
+    "stub", "destroys_group", "hides_parameters", "frozen_crash", "unused_crash", "skips_unused", "no_return",
+    "order_of_arrival", "barrier_between",
+)  # fmt: skip
+FULL = ("no_average", "destroys_group")  # as learners see it
 
 
+@cache
 def refused(answer, group=None) -> check.CheckFailed:
     with pytest.raises(check.CheckFailed) as caught:
-        judge(replace(SPEC, cases=lambda rng: [of(group, rng)]) if group else SPEC, answer)
+        judge(replace(SPEC, cases=lambda rng: [of(group)]) if group else SPEC, answer)
     return caught.value
 
 
-def of(group: str, rng: random.Random):
-    return next(case for case in cases(rng) if case.world == 3 and case.group == group)
+def sentence(wrong, answer) -> str:
+    """What is said of an answer that came to its end."""
+    number = next(k for k, (_, each) in enumerate(WRONG) if each is answer)
+    told = SPEC.compare(wrong[number])
+    return f"{told.text} {engine._named(SPEC, wrong[number], told)[1]}"
+
+
+@cache
+def fresh(seed: int) -> list:
+    return cases(random.Random(seed))
+
+
+def of(group: str, seed: int = 0):
+    """The first case of this group, of one of three sets: to make them takes longer than some runs."""
+    return next(case for case in fresh(seed % 3) if case.group == group)
+
+
+def group_of(name: str, answer) -> str:
+    return SHOWN.get(answer) or GROUPS.get(name, "plain")
 
 
 @pytest.fixture(scope="module")
 def wrong(many) -> dict[int, Evidence]:
     """What is seen of the wrong answers that come to their end."""
     ending = [k for k, (name, answer) in enumerate(WRONG) if name not in BREAKING and not whole(name, answer)]
-    return many({k: (WRONG[k][1], [of(GROUPS.get(WRONG[k][0], "plain"), random.Random(k))]) for k in ending})
+    return many({k: (WRONG[k][1], [of(group_of(*WRONG[k]), k)]) for k in ending})
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +96,7 @@ def test_wrong_answer_is_named(number, wrong):
         named = engine._named(SPEC, wrong[number], told)
         assert named and named[0].name == name, told
     else:
-        found = refused(answer, None if whole(name, answer) else GROUPS.get(name, "plain"))
+        found = refused(answer, None if whole(name, answer) else group_of(name, answer))
         assert found.mistake == name, str(found)
 
 
@@ -86,11 +110,34 @@ def test_every_named_mistake_has_an_example():
     assert {mistake.name for mistake in SPEC.mistakes} == set(mistakes.WRONG) - {"stub"}
 
 
-def test_sentences_say_where_and_why():
-    text = str(refused(mistakes.WRONG["tied_twice"], "tied"))
+def test_sentences_say_where_and_why(wrong):
+    text = sentence(wrong, mistakes.WRONG["tied_twice"])
     assert "3 ranks, a model with tied weights: step 0, rank 0: the gradient after synchronize() of 2." in text
     text = str(refused(mistakes.WRONG["skips_unused"], "branch"))
     assert "in step 0 rank 0 has 6, rank 1 has 6, rank 2 has 4 of 10" in text
+
+
+def test_sentences_say_in_which_steps(wrong):
+    assert "All is right up to step 9; in step 10 each" in sentence(wrong, mistakes.OnlyTenSteps)
+    assert "All is right up to step 0; in step 1 each" in sentence(wrong, mistakes.EveryOtherStep)
+    assert "sent again in every step." in sentence(wrong, mistakes.BroadcastsEachStep)
+    assert "sent again in step 1." in sentence(wrong, mistakes.RebroadcastsEverySecondStep)
+
+
+def test_a_divisor_is_named_with_where_it_is_right(wrong):
+    assert "divided by 2. That is right with two ranks only." in sentence(wrong, mistakes.HalfBefore)
+    assert "divided by 4. Divide by dist.get_world_size()" in sentence(wrong, mistakes.DividesByBatch)
+
+
+def test_what_did_not_travel_is_counted(wrong):
+    nbytes = 8 * (5 * 3 + 3)
+    text = sentence(wrong, mistakes.ThroughTheStore)
+    assert f"the gradients have {nbytes} bytes, and in all calls of torch.distributed the 2 ranks sent 0." in text
+
+
+def test_nobody_can_know_the_number_of_steps():
+    steps = {next(case for case in cases(random.Random(k)) if case.group == "long").steps for k in range(8)}
+    assert len(steps) > 2 and min(steps) > 10
 
 
 def test_verdict_holds_the_numbers_and_messages_of_a_run():

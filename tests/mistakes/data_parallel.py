@@ -317,6 +317,167 @@ class OnlyFirstStep(Right):
         self.done = True
 
 
+class OnlyTenSteps(Right):
+    """As long as a test is wont to look."""
+
+    left = 10
+
+    def synchronize(self):
+        if self.left:
+            super().synchronize()
+        self.left = max(self.left - 1, 0)
+
+
+class EveryOtherStep(Right):
+    now = False
+
+    def synchronize(self):
+        self.now = not self.now
+        if self.now:
+            super().synchronize()
+
+
+class SumsWeights(Right):
+    def average(self, p):
+        dist.all_reduce(p.data)
+
+
+class HookSumsWeights(Right):
+    def prepare(self):
+        for p in self.module.parameters():
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.data))
+
+    def synchronize(self):
+        pass
+
+
+class LargestWeights(Right):
+    """Doubled before, so that they change."""
+
+    def average(self, p):
+        p.data *= 2
+        dist.all_reduce(p.data, op=dist.ReduceOp.MAX)
+
+
+class NoReturn(Right):
+    def forward(self, *args):
+        self.module(*args)
+
+
+class HalfBefore(Right):
+    """Right with two ranks."""
+
+    def average(self, p):
+        p.grad *= 0.5
+        dist.all_reduce(p.grad)
+
+
+class InOrderOfArrival(Right):
+    """With zeros for what is missing, but at the end."""
+
+    def prepare(self):
+        super().prepare()
+        self.arrived = []
+        for p in self.learnable:
+            p.register_post_accumulate_grad_hook(self.arrived.append)
+
+    def synchronize(self):
+        missing = [p for p in self.learnable if p.grad is None]
+        for p in missing:
+            p.grad = torch.zeros_like(p)
+        for p in [*self.arrived, *missing]:
+            self.average(p)
+        self.arrived.clear()
+
+
+class InHooksAsTheyCome(Right):
+    def prepare(self):
+        super().prepare()
+        for p in self.learnable:
+            p.register_post_accumulate_grad_hook(self.average)
+
+    def synchronize(self):
+        for p in self.learnable:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+                self.average(p)
+
+
+class MissingLast(Right):
+    def synchronize(self):
+        missing = [p for p in self.learnable if p.grad is None]
+        for p in self.learnable:
+            if p.grad is not None:
+                self.average(p)
+        for p in missing:
+            p.grad = torch.zeros_like(p)
+            self.average(p)
+
+
+class BarrierForMissing(Right):
+    def synchronize(self):
+        for p in self.learnable:
+            if p.grad is None:
+                dist.barrier()
+                p.grad = torch.zeros_like(p)
+            self.average(p)
+
+
+class RebroadcastsEverySecondStep(Right):
+    steps = 0
+
+    def synchronize(self):
+        super().synchronize()
+        self.steps += 1
+        if self.steps % 2 == 0:
+            self.broadcast()
+
+
+class ThroughTheStore(Right):
+    """As through a shared file: no collective carries a gradient."""
+
+    calls = 0
+
+    def average(self, p):
+        store = dist.distributed_c10d._get_default_store()
+        rank, size = dist.get_rank(), dist.get_world_size()
+        ThroughTheStore.calls += 1
+        store.set(f"{self.calls}/{rank}", p.grad.numpy().tobytes())
+        parts = [store.get(f"{self.calls}/{other}") for other in range(size)]
+        p.grad = sum(torch.frombuffer(bytearray(b), dtype=p.dtype).view_as(p) for b in parts) / size
+
+
+class NeverClears(Right):
+    def prepare(self):
+        super().prepare()
+        self.handles = []
+
+    def average(self, p):
+        self.handles.append(dist.all_reduce(p.grad, async_op=True))
+        self.handles[-1].wait()
+        p.grad /= dist.get_world_size()
+
+
+class Flat(Right):
+    def synchronize(self):
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.learnable]
+        flat = torch.cat([g.flatten() for g in grads])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for p, part in zip(self.learnable, flat.split([g.numel() for g in grads]), strict=True):
+            p.grad = part.view_as(p)
+
+
+class InOneCall(Right):
+    def synchronize(self):
+        for p in self.learnable:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        dist.all_reduce_coalesced([p.grad for p in self.learnable])
+        for p in self.learnable:
+            p.grad /= dist.get_world_size()
+
+
 class Gathers(Right):
     def average(self, p):
         grads = [torch.empty_like(p.grad) for _ in range(dist.get_world_size())]
@@ -441,7 +602,7 @@ WRONG = {
     "reseeds": Reseeds,
     "averages_weights": HookAveragesWeights,
     "averages_outputs": AveragesOutputs,
-    "only_first_step": OnlyFirstStep,
+    "only_some_steps": OnlyFirstStep,
     "tied_twice": TiedTwiceSums,
     "not_copied_back": NotCopiedBack,
     "no_average": Nothing,
@@ -455,7 +616,15 @@ WRONG = {
     "different_order": OwnOrder,
     "gathers_everything": Gathers,
     "through_one_rank": ThroughRoot,
-    "broadcasts_each_step": BroadcastsEachStep,
+    "broadcasts_again": BroadcastsEachStep,
+    "sums_weights": SumsWeights,
+    "reduces_weights": LargestWeights,
+    "no_return": NoReturn,
+    "order_of_arrival": InOrderOfArrival,
+    "barrier_between": BarrierForMissing,
+    "not_one_each": Flat,
+    "not_by_collectives": ThroughTheStore,
+    "never_cleared": NeverClears,
     "sends_frozen": SendsFrozen,
 }
 
@@ -488,6 +657,14 @@ AGAIN = [
     ("wrong_divisor", DividesByBatch),
     ("skips_unused", SkipsUnusedFlat),
     ("gathers_everything", GathersInto),
+    ("only_some_steps", OnlyTenSteps),
+    ("only_some_steps", EveryOtherStep),
+    ("sums_weights", HookSumsWeights),
+    ("wrong_divisor", HalfBefore),
+    ("order_of_arrival", InHooksAsTheyCome),
+    ("skips_unused", MissingLast),
+    ("broadcasts_again", RebroadcastsEverySecondStep),
+    ("not_one_each", InOneCall),
 ]
 
 
@@ -506,16 +683,6 @@ class DividesFirst(Right):
     def average(self, p):
         p.grad /= dist.get_world_size()
         dist.all_reduce(p.grad)
-
-
-class Flat(Right):
-    def synchronize(self):
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.learnable]
-        flat = torch.cat([g.flatten() for g in grads])
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        for p, part in zip(self.learnable, flat.split([g.numel() for g in grads]), strict=True):
-            p.grad = part.view_as(p)
 
 
 class InHooks(Right):
@@ -609,7 +776,6 @@ RIGHT = {
     "as the solution": Right,
     "asynchronous": Asynchronous,
     "divides first": DividesFirst,
-    "one flat tensor": Flat,
     "hooks tell who is there": InHooks,
     "buffers in each forward": BuffersInEachForward,
     "broadcasts in the first forward": BroadcastsInFirstForward,

@@ -204,6 +204,162 @@ class NeverWaits(Right):
         self.give_back(bucket, flat / dist.get_world_size())
 
 
+class PollsInHook(Right):
+    """Waits without a wait()."""
+
+    def reduce(self, flat):
+        handle = dist.all_reduce(flat, async_op=True)
+        while not handle.is_completed():
+            pass
+        return handle
+
+
+class AddsToCounters(Right):
+    """What a step has left of them stays for ever."""
+
+    def reset(self):
+        left = getattr(self, "missing", [0] * len(self.buckets))
+        super().reset()
+        self.missing = [count + more for count, more in zip(left, self.missing, strict=True)]
+
+
+class OverlapsWhenAllWereThere(Right):
+    calm = True
+
+    def arrived(self, number):
+        self.missing[number] -= 1
+        while self.calm and len(self.flats) < len(self.buckets) and self.missing[len(self.flats)] == 0:
+            self.start()
+
+    def synchronize(self):
+        calm = not any(self.missing)
+        super().synchronize()
+        self.calm = calm
+
+
+class OverlapsForFiveSteps(Right):
+    steps = 0
+
+    def arrived(self, number):
+        if self.steps < 5:
+            super().arrived(number)
+
+    def synchronize(self):
+        super().synchronize()
+        self.steps += 1
+
+
+class OneLate(Right):
+    """Starts a bucket when the next one is full."""
+
+    def arrived(self, number):
+        self.missing[number] -= 1
+        while len(self.flats) + 1 < len(self.buckets) and not any(self.missing[: len(self.flats) + 2]):
+            self.start()
+
+
+class AfterBackward(Right):
+    """A callback of the autograd engine starts everything."""
+
+    waiting = False
+
+    def arrived(self, number):
+        if not self.waiting:
+            torch.autograd.Variable._execution_engine.queue_callback(self.begin)
+        self.waiting = True
+
+    def begin(self):
+        while len(self.flats) < len(self.buckets):
+            self.start()
+
+    def reset(self):
+        super().reset()
+        self.waiting = False
+
+
+class BarrierFirst(Right):
+    """Some buckets start before it, and which ones depends on the rank."""
+
+    def synchronize(self):
+        dist.barrier()
+        super().synchronize()
+
+
+class Padded(Right):
+    def flat(self, bucket):
+        flat = super().flat(bucket)
+        return torch.cat([flat, flat.new_zeros(-len(flat) % 1024)])
+
+    def give_back(self, bucket, flat):
+        super().give_back(bucket, flat[: sum(p.numel() for p in bucket)])
+
+
+class NeverClears(Right):
+    def reset(self):
+        super().reset()
+        self.all_handles = getattr(self, "all_handles", [])
+
+    def reduce(self, flat):
+        self.all_handles.append(super().reduce(flat))
+        return self.all_handles[-1]
+
+
+class InHalves(Right):
+    """Each bucket in two pieces."""
+
+    def reduce(self, flat):
+        return [dist.all_reduce(half, async_op=True) for half in flat.chunk(2)]
+
+    def finish(self, bucket, flat, handle):
+        for half in handle:
+            half.wait()
+        self.give_back(bucket, flat / dist.get_world_size())
+
+
+class DividesByTwo(Right):
+    def finish(self, bucket, flat, handle):
+        handle.wait()
+        self.give_back(bucket, flat / 2)
+
+
+class SumsWeights(Right):
+    def flat(self, bucket):
+        return torch.cat([p.detach().flatten() for p in bucket])
+
+    @torch.no_grad()
+    def finish(self, bucket, flat, handle):
+        handle.wait()
+        for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            p.copy_(part.view_as(p))
+
+
+class Arrived:
+    def wait(self):
+        """It is over."""
+
+
+class ThroughTheStore(Right):
+    """As through a shared file: no collective carries a gradient."""
+
+    calls = 0
+
+    def reduce(self, flat):
+        store = dist.distributed_c10d._get_default_store()
+        ThroughTheStore.calls += 1
+        store.set(f"{self.calls}/{dist.get_rank()}", flat.numpy().tobytes())
+        return Arrived()
+
+    def synchronize(self):
+        store, size = dist.distributed_c10d._get_default_store(), dist.get_world_size()
+        while len(self.flats) < len(self.buckets):
+            self.start()
+        first = self.calls - len(self.flats) + 1
+        for call, (bucket, flat) in enumerate(zip(self.buckets, self.flats, strict=True), first):
+            parts = [store.get(f"{call}/{rank}") for rank in range(size)]
+            self.give_back(bucket, sum(torch.frombuffer(bytearray(b), dtype=flat.dtype) for b in parts) / size)
+        self.reset()
+
+
 class WaitsForTheLast(Right):
     """Of one kind of backend that may even work."""
 
@@ -392,7 +548,13 @@ WRONG = {
     "too_early": TooEarly,
     "never_waited": NeverWaits,
     "divides_before_wait": DividesBeforeWait,
-    "only_first_step": NotReset,
+    "only_some_steps": NotReset,
+    "not_begun_anew": AddsToCounters,
+    "late_buckets": OneLate,
+    "barrier_between": BarrierFirst,
+    "padding": Padded,
+    "never_cleared": NeverClears,
+    "not_by_collectives": ThroughTheStore,
     "over_capacity": OverCapacity,
     "small_buckets": HalfBuckets,
     "order_differs": AsTheyGetFull,
@@ -419,6 +581,13 @@ AGAIN = [
     ("order_differs", OrderOfTheRank),
     ("leaves_incomplete", ExpectsAll),
     ("small_buckets", Decimal),
+    ("waits_in_hook", PollsInHook),
+    ("not_begun_anew", OverlapsWhenAllWereThere),
+    ("starts_in_synchronize", OverlapsForFiveSteps),
+    ("waits_for_all", AfterBackward),
+    ("small_buckets", InHalves),
+    ("wrong_divisor", DividesByTwo),
+    ("sums_weights", SumsWeights),
 ]
 
 

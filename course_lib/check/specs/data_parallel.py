@@ -4,18 +4,41 @@ import random
 
 from course_lib.check.findings import destroyed, ended_badly
 from course_lib.check.group import TALK, Evidence, GroupCase, GroupSpec, Wrong
-from course_lib.check.specs.data_parallel_mistakes import GATHERS, MISTAKES, gathers_more_than_shards
+from course_lib.check.specs.data_parallel_mistakes import (
+    GATHERS,
+    MISTAKES,
+    REDUCES,
+    gathers_more_than_shards,
+    sent_again,
+    too_few,
+)
+from course_lib.check.specs.training_looks import bits, handles, kept, ready_made, start, values
 from course_lib.check.specs.training_oracle import case
-from course_lib.check.specs.training_seen import Seen, bits, complete, handles, ready_made, start, values
+from course_lib.check.specs.training_seen import Seen, complete
 
 ALLOWED = TALK | {"all_reduce", "all_reduce_coalesced", "broadcast", "barrier"}
-REDUCES = ("all_reduce", "all_reduce_coalesced", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
 
 
 def cases(rng: random.Random) -> list[GroupCase]:
-    """Each trap on three ranks; then two ranks, and one."""
-    traps = [case(rng, model, model, 3, {}) for model in ("plain", "frozen", "tied", "norm", "branch")]
-    return [*traps, case(rng, "plain", "plain", 2, {}), case(rng, "plain", "plain", 1, {}, steps=2)]
+    """Each trap on three ranks; then two ranks, for a number of steps that nobody can know; then one."""
+    steps = {"plain": 3, "frozen": 2, "tied": 2, "norm": 2, "branch": 3}
+    traps = [case(rng, model, model, 3, {}, count) for model, count in steps.items()]
+    return [*traps, case(rng, "long", "line", 2, {}, rng.randint(11, 16)), case(rng, "plain", "plain", 1, {}, 2)]
+
+
+def elsewhere(e: Evidence) -> Wrong | None:
+    """Gradients are right on all ranks, and have not travelled by torch.distributed."""
+    for seen in complete(e):
+        for step in seen.steps:
+            nbytes = sum(seen.truth.nbytes[name] for name in seen.needed(step))
+            sent = sum(m.nbytes for rank in seen.ranks for m in seen.step(rank, step))
+            if sent < (seen.case.world - 1) * nbytes:
+                text = (
+                    f"{seen.case.story}: step {step}: the gradients have {nbytes} bytes, and in all calls of "
+                    f"torch.distributed the {seen.case.world} ranks sent {sent}."
+                )
+                return Wrong("traffic", text, seen.number, "Gradients travel by dist.all_reduce here.")
+    return None
 
 
 def other_calls(e: Evidence, shards: bool = False) -> Wrong | None:
@@ -39,11 +62,11 @@ def in_parts(e: Evidence) -> Wrong | None:
 
 
 def traffic(e: Evidence) -> Wrong | None:
-    """Each gradient goes through one all-reduce a step, or more of them together do. A little more may count users."""
+    """Each gradient goes through one all-reduce a step. A little more may count users."""
     for seen in complete(e):
         for rank in seen.ranks:
             for step in seen.steps:
-                if text := _too_much(seen, rank, step):
+                if text := too_few(seen, rank, step) or _too_much(seen, rank, step):
                     return Wrong("traffic", f"{seen.case.story}: step {step}, rank {rank}: {text}", seen.number)
     return None
 
@@ -55,16 +78,15 @@ def _too_much(seen: Seen, rank: int, step: int) -> str | None:
     if len(reduced) > len(sizes) + 1 or sum(reduced) > seen.nbytes + padding:
         found = f"{len(reduced)} all-reduces with {sum(reduced)} bytes"
         return f"{found}; the {len(sizes)} gradients have {seen.nbytes} bytes."
-    spread = sum(m.nbytes for m in calls if m.op == "broadcast")
-    state = sum(t.numel() * t.element_size() for n, t in seen.truth.start.items() if n not in sizes)
-    if step and spread > state:
-        return f"broadcasts of {spread} bytes; the buffers have {state} bytes."
+    if step and (spread := sent_again(seen, rank, step)):
+        return f"broadcasts of {spread} bytes; the buffers have {seen.state} bytes."
     return None
 
 
 def compare(e: Evidence) -> Wrong | None:
     """None when all is right; else what is wrong, the most telling first."""
-    for look in (ready_made, destroyed, start, handles, values, ended_badly, bits, in_parts, traffic):
+    looks = (ready_made, destroyed, start, handles, values, ended_badly, bits, elsewhere, in_parts, traffic, kept)
+    for look in looks:
         if wrong := look(e):
             return wrong
     return None

@@ -5,6 +5,7 @@ from course_lib.check.findings import errors
 from course_lib.check.group import KINDS, Evidence, Wrong
 from course_lib.check.known import known
 from course_lib.check.specs.training_gradients import GRADIENTS
+from course_lib.check.specs.training_order import barrier_between, order_of_arrival, skips_unused
 from course_lib.check.specs.training_seen import Seen
 from course_lib.check.specs.training_starts import STARTS
 
@@ -21,6 +22,12 @@ def destroys_group(e: Evidence, wrong: Wrong) -> str | None:
 def hides_parameters(e: Evidence, wrong: Wrong) -> str | None:
     if any("model.parameters() must give the parameters" in answer.error_text for _, answer in errors(e)):
         return "Wrap the module itself. A copy of it would be trained, and the module of the caller would not."
+    return None
+
+
+def no_return(e: Evidence, wrong: Wrong) -> str | None:
+    if any("must give the output of the module" in answer.error_text for _, answer in errors(e)):
+        return "forward() must hand on what the module gives: return self.module(*args, **kwargs)."
     return None
 
 
@@ -49,26 +56,9 @@ def unused_crash(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
-def skips_unused(e: Evidence, wrong: Wrong) -> str | None:
-    """The ranks did not make the same all-reduces, where they do not use the same parameters."""
-    seen = Seen(e, wrong.case)
-    if seen.case.group != "branch" or seen.case.world == 1:
-        return None
-    sizes = [[m.nbytes for m in seen.calls(rank, "all_reduce")] for rank in seen.ranks]
-    shortest = min(map(len, sizes))
-    if all(found[:shortest] == sizes[0][:shortest] for found in sizes) and wrong.kind == "values":
-        return None
-    used = [sum(not bool(v[0].isnan().any()) for v in local.values()) for local in seen.truth.local]
-    return (
-        "Ranks take different branches here, so they have different gradients: in step 0 "
-        + ", ".join(f"rank {rank} has {count}" for rank, count in enumerate(used))
-        + f" of {len(seen.truth.grad)}. Who leaves out an all-reduce that others make lets them wait for ever, or adds "
-        "what does not belong together. All ranks must make the same calls: with zeros where there is no gradient."
-    )
-
-
 # Traffic.
 
+REDUCES = ("all_reduce", "all_reduce_coalesced", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
 GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_single")
 
 
@@ -97,11 +87,54 @@ def through_one_rank(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
-def broadcasts_each_step(e: Evidence, wrong: Wrong) -> str | None:
-    if "broadcasts of" in wrong.text:
+def sent_again(seen: Seen, rank: int, step: int) -> int:
+    """Bytes of the broadcasts of a step, if they are more than the buffers have; else 0."""
+    spread = sum(m.nbytes for m in seen.step(rank, step) if m.op == "broadcast")
+    return spread if spread > seen.state else 0
+
+
+def broadcasts_again(e: Evidence, wrong: Wrong) -> str | None:
+    seen = Seen(e, wrong.case)
+    steps = [step for step in seen.steps if step and sent_again(seen, 0, step)]
+    if not steps:
+        return None
+    when = "every step" if len(steps) == len(seen.steps) - 1 else f"step{'s' * (len(steps) > 1)} {_listed(steps)}"
+    return (
+        f"The parameters are sent again in {when}. Equal weights and equal gradients stay equal: one broadcast, when "
+        "the wrapper is made, is enough. (Buffers may go again: each rank computes its own.)"
+    )
+
+
+def _listed(steps: list[int]) -> str:
+    return " and ".join(filter(None, [", ".join(map(str, steps[:-1])), str(steps[-1])]))
+
+
+def too_few(seen: Seen, rank: int, step: int) -> str | None:
+    """Fewer all-reduces than there are gradients; None when there are none at all: then messages do the work."""
+    needed, reduced = seen.needed(step), [m for m in seen.step(rank, step) if m.op in REDUCES]
+    if not reduced or len(reduced) >= len(needed):
+        return None
+    found = (
+        f"{len(reduced)} call{'s' * (len(reduced) > 1)} of {reduced[0].op} with {sum(m.nbytes for m in reduced)} bytes"
+    )
+    return f"{found} in all; there are {len(needed)} gradients."
+
+
+def not_one_each(e: Evidence, wrong: Wrong) -> str | None:
+    if too_few(Seen(e, wrong.case), 0, 0):
         return (
-            "The parameters are sent in every step. Equal weights and equal gradients stay equal: one broadcast, when "
-            "the wrapper is made, is enough. (Buffers may go again: each rank computes its own.)"
+            "Several gradients share an all-reduce: that is a bucket (one flat tensor, or one call for a list). It is "
+            "right, with small gradients it is quicker, and exercise 06 asks for it. This one asks for an all-reduce "
+            "for each gradient: dist.all_reduce(parameter.grad)."
+        )
+    return None
+
+
+def not_by_collectives(e: Evidence, wrong: Wrong) -> str | None:
+    if "in all calls of torch.distributed" in wrong.text:
+        return (
+            "The gradients did not travel by collectives of the group, but some other way (a file, a store, a "
+            "connection of your own). Use dist.all_reduce."
         )
     return None
 
@@ -125,6 +158,15 @@ def never_waited(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
+def never_cleared(e: Evidence, wrong: Wrong) -> str | None:
+    if wrong.detail == "kept":
+        return (
+            "A list of handles grows in every step, and with it the memory: each handle keeps its tensor. Empty the "
+            "list in synchronize(), when all are over."
+        )
+    return None
+
+
 def divides_before_wait(e: Evidence, wrong: Wrong) -> str | None:
     if wrong.detail == "touched":
         return (
@@ -144,14 +186,21 @@ def different_order(e: Evidence, wrong: Wrong) -> str | None:
 FIRST = (
     *known(ready_made, kinds=("ready_made",)),
     *known(destroys_group, kinds=("destroyed", "raised", "ended")),
-    *known(hides_parameters, kinds=KINDS),
+    *known(hides_parameters, no_return, kinds=KINDS),
     *STARTS,
+    *known(barrier_between, kinds=("hangs", "ended", "raised")),
 )
 CRASHES = known(frozen_crash, unused_crash, kinds=("raised",))
 LAST = (
     *known(skips_unused, kinds=("values", "hangs", "ended", "raised")),
-    *known(never_waited, divides_before_wait, kinds=("handles",)),
+    *known(never_waited, divides_before_wait, never_cleared, kinds=("handles",)),
     *known(different_order, kinds=("bits",)),
-    *known(gathers_everything, through_one_rank, broadcasts_each_step, sends_frozen, kinds=("traffic",)),
+    *known(
+        not_by_collectives, gathers_everything, through_one_rank, broadcasts_again, sends_frozen, kinds=("traffic",)
+    ),
 )
-MISTAKES = (*FIRST, *CRASHES, *GRADIENTS, *LAST)
+OWN = (
+    *known(order_of_arrival, kinds=("hangs", "ended", "raised")),
+    *known(not_one_each, kinds=("traffic",)),
+)
+MISTAKES = (*FIRST, *CRASHES, *GRADIENTS, *OWN, *LAST)

@@ -4,23 +4,34 @@ import random
 
 from course_lib.check.findings import destroyed, ended_badly
 from course_lib.check.group import Evidence, GroupCase, GroupSpec, Wrong
-from course_lib.check.specs.data_parallel import other_calls
-from course_lib.check.specs.overlap_mistakes import MISTAKES, capacity, fill
-from course_lib.check.specs.training_oracle import case
-from course_lib.check.specs.training_seen import Seen, bits, complete, handles, ready_made, start, values
+from course_lib.check.specs.data_parallel import elsewhere, other_calls
+from course_lib.check.specs.overlap_mistakes import MISTAKES
+from course_lib.check.specs.overlap_seen import begun_late, buckets, capacity, fill, told
+from course_lib.check.specs.training import GAPS
+from course_lib.check.specs.training_looks import bits, handles, kept, ready_made, start, values
+from course_lib.check.specs.training_oracle import TrainCase, case
+from course_lib.check.specs.training_seen import Seen, complete
 
 CAPACITY = 4000  # bytes of a bucket for the deep model: five buckets, two of them a single tensor that is larger
 SMALL = 400  # ... for the others
-EXACT = 5680  # three buckets of the deep model, that are nearly full: five when a MiB is taken for 10**6 bytes
+EXACT = 2200  # four buckets of the model with a gap, two of them nearly full: five when a MiB is taken for 10**6 bytes
 
 
 def cases(rng: random.Random) -> list[GroupCase]:
-    """Three ranks: where overlap shows, then the traps, then a rank that is late; two ranks; one."""
-    deep, small, exact = ({"bucket_mb": nbytes / 2**20} for nbytes in (CAPACITY, SMALL, EXACT))
-    traps = [case(rng, model, model, 3, small) for model in ("frozen", "tied", "branch")]
-    late = case(rng, "late", "deep", 3, deep, steps=1, patient=rng.randrange(3))
-    few = [case(rng, "deep", "deep", ranks, exact, steps=2) for ranks in (2, 1)]
-    return [case(rng, "deep", "deep", 3, deep), *traps, late, *few]
+    """Three ranks: where overlap shows, then the traps, then a rank that is late; two ranks with a gap; one."""
+    deep, small = ({"bucket_mb": nbytes / 2**20} for nbytes in (CAPACITY, SMALL))
+    traps = [case(rng, model, model, 3, small, steps) for model, steps in (("frozen", 2), ("tied", 2), ("branch", 3))]
+    late = case(rng, "late", "deep", 3, deep, steps=1, patient=rng.randrange(3), prompt=True)
+    few = [gap(rng), case(rng, "deep", "deep", 1, deep, steps=2)]
+    return [case(rng, "deep", "deep", 3, deep, prompt=True), *traps, late, *few]
+
+
+def gap(rng: random.Random) -> TrainCase:
+    """Two ranks, for a number of steps that nobody can know; in one of them one rank leaves out a layer."""
+    steps = rng.randint(6, 10)
+    ways = [[0, 0] for _ in range(steps)]
+    ways[rng.randint(1, steps - 3)][rng.randrange(2)] = rng.choice(GAPS)
+    return case(rng, "gap", "gap", 2, {"bucket_mb": EXACT / 2**20}, steps, ways)
 
 
 def early(seen: Seen, rank: int, step: int) -> int:
@@ -30,62 +41,81 @@ def early(seen: Seen, rank: int, step: int) -> int:
 
 
 def overlapping(e: Evidence) -> Wrong | None:
-    """When the last gradient comes, everything but the last bucket must be under way."""
-    for seen in complete(e, group="deep"):
+    """A bucket is under way as soon as it is full; when the last gradient comes, all but the last bucket are."""
+    for seen in complete(e):
         for rank in seen.ranks:
             for step in seen.steps:
-                begun = early(seen, rank, step)
-                if seen.nbytes - begun > capacity(seen):
-                    text = (
-                        f"{seen.case.story}: step {step}, rank {rank}: when backward had the last gradient, "
-                        f"all-reduces of {begun} of {seen.nbytes} bytes had begun; all but the last bucket, of "
-                        f"{capacity(seen)} bytes at most, can be under way by then."
-                    )
-                    return Wrong("overlap", text, seen.number)
+                by_rule = buckets(seen, rank, step)
+                if by_rule is None:
+                    text = _too_little(seen, rank, step) if seen.case.group == "deep" else None
+                else:
+                    text = told(seen, by_rule, len(seen.ready(rank, step))) if begun_late(by_rule) else None
+                if text:
+                    return Wrong("overlap", f"{seen.case.story}: step {step}, rank {rank}: {text}", seen.number)
     return None
+
+
+def _too_little(seen: Seen, rank: int, step: int) -> str | None:
+    begun = early(seen, rank, step)
+    if seen.nbytes - begun <= capacity(seen):
+        return None
+    return (
+        f"when backward had the last gradient, all-reduces of {begun} of {seen.nbytes} bytes had begun; all but the "
+        f"last bucket, of {capacity(seen)} bytes at most, can be under way by then."
+    )
 
 
 def late(e: Evidence) -> Wrong | None:
     """A rank that waits for others inside backward computes nothing meanwhile."""
     for number, broken in e.broken.items():
-        patient = e.cases[number].options.get("patient")
-        waiting = [m for m in e.messages[number] if m.op == "all_reduce" and m.end is None and m.rank != patient]
-        if patient is not None and broken.deadlock and waiting:
-            m = waiting[0]
-            text = (
-                f"{e.cases[number].story}: here rank {patient} begins its backward only when the others have ended "
-                f"theirs, and rank {m.rank} waits for it in {m.op} ({m.where}), inside backward."
-            )
-            return Wrong("hangs", text, number)
+        seen = Seen(e, number)
+        patient = seen.case.options.get("patient")
+        if patient is None or broken.culprit is not None:
+            continue
+        story = (
+            f"{seen.case.story}: here rank {patient} begins its backward only when the others have ended theirs, and"
+        )
+        for rank in seen.ranks:
+            sent = seen.calls(rank, "all_reduce")
+            if rank == patient or not sent or seen.fences(rank):
+                continue
+            waiting = [m for m in sent if m.end is None]
+            if broken.deadlock and waiting:
+                m = waiting[0]
+                return Wrong(
+                    "hangs", f"{story} rank {rank} waits for it in {m.op} ({m.where}), inside backward.", number
+                )
+            return Wrong("hangs", f"{story} rank {rank} does not come to the end of its own.\n{broken.text}", number)
     return None
 
 
 def traffic(e: Evidence) -> Wrong | None:
     """Buckets as full as the rule makes them, and no fuller. One small all-reduce more may count users."""
     for seen in complete(e):
-        most = len(fill(seen.truth.nbytes.values(), capacity(seen), backwards=True)) + 1
+        buckets = len(fill(seen.truth.nbytes.values(), capacity(seen), backwards=True))
         for rank in seen.ranks:
             for step in seen.steps:
-                if text := _wrong_traffic(seen, rank, step, most):
+                if text := _wrong_traffic(seen, rank, step, buckets):
                     return Wrong("traffic", f"{seen.case.story}: step {step}, rank {rank}: {text}", seen.number)
     return None
 
 
-def _wrong_traffic(seen: Seen, rank: int, step: int, most: int) -> str | None:
+def _wrong_traffic(seen: Seen, rank: int, step: int, buckets: int) -> str | None:
     sizes, calls = seen.truth.nbytes, seen.step(rank, step)
     reduced = [m.nbytes for m in calls if m.op == "all_reduce"]
     if fat := [n for n in reduced if n > capacity(seen) and n not in sizes.values()]:
         return f"an all-reduce of {fat[0]} bytes; a bucket holds {capacity(seen)} bytes, or a single larger tensor."
-    if len(reduced) > most or sum(reduced) > seen.nbytes + 8 * len(sizes):
+    users = sum(reduced) - seen.nbytes
+    if len(reduced) > buckets + (users > 0) or users > 8 * len(sizes):
         found = f"{len(reduced)} all-reduces with {sum(reduced)} bytes"
-        return f"{found}; {most - 1} buckets are enough for the {seen.nbytes} bytes of {len(sizes)} gradients."
+        return f"{found}; {buckets} buckets are enough for the {seen.nbytes} bytes of {len(sizes)} gradients."
     return None
 
 
 def compare(e: Evidence) -> Wrong | None:
     """None when all is right; else what is wrong, the most telling first."""
-    looks = (ready_made, destroyed, start, handles, values, late, ended_badly, bits, other_calls, overlapping, traffic)
-    for look in looks:
+    first = (ready_made, destroyed, start, handles, values, late, ended_badly, bits)
+    for look in (*first, elsewhere, other_calls, overlapping, traffic, kept):
         if wrong := look(e):
             return wrong
     return None
@@ -100,6 +130,7 @@ def praise(e: Evidence) -> list[str]:
     return [
         f"equal to one process on the whole batch after each of {steps} steps, on 1, 2 and 3 ranks (rtol 1e-10)",
         "frozen parameters, tied weights, and branches that leave parameters out; the same bits on all ranks",
+        "after a step in which a gradient was missing, buckets begin in time again",
         f"{len(reduced)} all-reduces for {len(seen.truth.nbytes)} gradients of the deep model, none over capacity",
         f"{begun} of {seen.nbytes} bytes were under way before backward had its last gradient",
         "nobody waits inside backward, and everything is waited for before synchronize() returns",

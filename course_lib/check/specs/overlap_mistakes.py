@@ -1,29 +1,15 @@
 """The usual mistakes in a wrapper with buckets that overlap, each with the sentence that names it."""
 
-from collections.abc import Iterable
+from itertools import accumulate
 
 from course_lib.check.findings import errors
 from course_lib.check.group import Evidence, Wrong
 from course_lib.check.known import known
 from course_lib.check.specs.data_parallel_mistakes import CRASHES, FIRST, LAST
+from course_lib.check.specs.overlap_seen import begun_late, buckets, capacity, fill
 from course_lib.check.specs.training_gradients import GRADIENTS
+from course_lib.check.specs.training_handles import ASKS
 from course_lib.check.specs.training_seen import OURS, SYNCHRONIZE, Seen, first_off
-
-
-def capacity(seen: Seen) -> int:
-    """Of a bucket, in bytes."""
-    return round(seen.case.options["wrapping"]["bucket_mb"] * 2**20)
-
-
-def fill(sizes: Iterable[int], most: int, backwards: bool) -> list[int]:
-    """Bytes of each bucket, by the rule of the exercise, or the same from the first parameter on."""
-    found: list[int] = []
-    for size in reversed(list(sizes)) if backwards else sizes:
-        if found and found[-1] + size <= most:
-            found[-1] += size
-        else:
-            found.append(size)
-    return found
 
 
 def _reduced(seen: Seen, rank: int = 0, step: int = 0) -> list[int]:
@@ -94,7 +80,8 @@ def order_differs(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def waits_in_hook(e: Evidence, wrong: Wrong) -> str | None:
-    if e.cases[wrong.case].group == "late":
+    asks = any(ASKS in answer.error_text for _, answer in errors(e))
+    if asks or (wrong.kind == "hangs" and e.cases[wrong.case].group == "late"):
         return (
             "A hook runs inside backward: while it waits, backward does not go on, so nothing overlaps. Start the "
             "all-reduce with async_op=True, keep the handle, and wait in synchronize()."
@@ -136,22 +123,74 @@ def forward_order(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
-def starts_in_synchronize(e: Evidence, wrong: Wrong) -> str | None:
+def _late_step(e: Evidence, wrong: Wrong) -> tuple[Seen, int, int]:
+    """The case, the rank and the step of the first bucket that began too late."""
     seen = Seen(e, wrong.case)
-    for step in seen.steps:
-        if len(seen.phase(0, step, SYNCHRONIZE, "all_reduce")) == len(_reduced(seen, 0, step)):
-            return (
-                f"All all-reduces of step {step} start in synchronize(), when backward is over. Let each parameter "
-                "tell when its gradient has come (register_post_accumulate_grad_hook), and start a bucket as soon as "
-                "it is full, in every step."
-            )
-    return None
+    for rank in seen.ranks:
+        for step in seen.steps:
+            if begun_late(buckets(seen, rank, step) or []):
+                return seen, rank, step
+    return seen, 0, 0
+
+
+def not_begun_anew(e: Evidence, wrong: Wrong) -> str | None:
+    """In time in each step, until one in which this rank had no gradient for some parameters."""
+    seen, rank, step = _late_step(e, wrong)
+    back = [name for name in seen.used(rank, step) if step and name not in seen.used(rank, step - 1)]
+    if not back:
+        return None
+    return (
+        f"In each step before, rank {rank} began its buckets in time. In step {step - 1} it did not use "
+        f"{' and '.join(back)}, so a bucket did not get full. In step {step} it does, and the bucket waits all the "
+        "same: something of the step before is left over, a count or a flag. In synchronize(), set all of it to where "
+        "it began, whatever has become of it; do not add to it."
+    )
+
+
+def starts_in_synchronize(e: Evidence, wrong: Wrong) -> str | None:
+    seen, rank, step = _late_step(e, wrong)
+    if len(seen.phase(rank, step, SYNCHRONIZE, "all_reduce")) < len(_reduced(seen, rank, step)):
+        return None
+    return (
+        f"All all-reduces of step {step} start in synchronize(), when backward is over. Let each parameter tell when "
+        "its gradient has come (register_post_accumulate_grad_hook), and start a bucket as soon as it is full, in "
+        "every step."
+    )
 
 
 def waits_for_all(e: Evidence, wrong: Wrong) -> str | None:
+    seen, rank, step = _late_step(e, wrong)
+    last = max((when for _, when in seen.ready(rank, step)), default=0.0)
+    if any(m.start < last for m in seen.step(rank, step, "all_reduce")):
+        return None
     return (
         "All-reduces start when backward has computed everything: then nothing is left to hide them behind. Start each "
         "bucket when its own last gradient has come."
+    )
+
+
+def late_buckets(e: Evidence, wrong: Wrong) -> str | None:
+    seen, rank, step = _late_step(e, wrong)
+    found = buckets(seen, rank, step) or []
+    late = begun_late(found)
+    if not late:
+        return None
+    by_one = all(b.begun == found[b.number + 1].due for b in late if b.number + 2 < len(found))
+    why = "Each waits until the next one is full, too. " if by_one and len(late) > 1 else ""
+    return (
+        f"{why}Start a bucket in the hook of its own last gradient: look there, and in a loop, whether the next bucket "
+        "in the order is full."
+    )
+
+
+def padding(e: Evidence, wrong: Wrong) -> str | None:
+    seen = Seen(e, wrong.case)
+    sizes, found = fill(seen.truth.nbytes.values(), capacity(seen), backwards=True), _reduced(seen)
+    if len(found) < len(sizes) or any(a < b for a, b in zip(found, sizes, strict=False)) or found[0] == sizes[0]:
+        return None
+    return (
+        f"More is sent than there is: the gradients of the first bucket have {sizes[0]} bytes, and {found[0]} travel. "
+        "Send a flat tensor of the gradients, without padding."
     )
 
 
@@ -180,6 +219,9 @@ def small_buckets(e: Evidence, wrong: Wrong) -> str | None:
                 f"The {len(right)} buckets are right, and beside them there are {len(found) - len(right)} more "
                 "all-reduces in this step. Each costs a latency: if something must be agreed on, once a step is enough."
             )
+        cuts, between = set(accumulate(found)), set(accumulate(reversed(seen.truth.nbytes.values())))
+        if cuts.issuperset(accumulate(right)) and not cuts <= between:
+            return "The buckets are right, and each travels in several pieces: send it in one all-reduce."
         return (
             "Fill each bucket as far as the next gradient still fits: bytes, not elements, and a MiB has 2**20 bytes."
         )
@@ -188,7 +230,7 @@ def small_buckets(e: Evidence, wrong: Wrong) -> str | None:
 
 MISTAKES = (
     *FIRST,
-    *known(waits_in_hook, kinds=("hangs",)),
+    *known(waits_in_hook, kinds=("hangs", "raised")),
     *known(leaves_incomplete, kinds=("values", "hangs", "ended", "raised")),
     *CRASHES,
     *known(too_early, kinds=("values",)),
@@ -196,6 +238,6 @@ MISTAKES = (
     *known(order_differs, kinds=("values", "hangs", "ended", "raised")),
     *LAST,
     *known(one_flat, forward_order, one_per_parameter, kinds=("overlap", "traffic")),
-    *known(starts_in_synchronize, waits_for_all, kinds=("overlap",)),
-    *known(over_capacity, small_buckets, kinds=("traffic",)),
+    *known(not_begun_anew, starts_in_synchronize, waits_for_all, late_buckets, kinds=("overlap",)),
+    *known(padding, over_capacity, small_buckets, kinds=("traffic",)),
 )

@@ -13,13 +13,16 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib.check.recorder import InFlight
+from course_lib.check.specs.training_handles import Asked, alive
 from course_lib.launch import watch
 from course_lib.parallel.by_hand import DataParallelByHand
 
 WIDTHS = (5, 16, 16, 40, 16, 3)  # of the deep model
+GAP_WIDTHS = (5, 16, 16, 16, 3)
 INPUTS, OUTPUTS = 5, 3
 RATE, MOMENTUM = 0.1, 0.9
 NONE = 2  # the way that takes no branch
+GAPS = (2, 4)  # the layers that the model "gap" can leave out
 TIED = ("2.weight", "2.bias")  # of the tied model, by their first names
 
 
@@ -44,6 +47,15 @@ class Branch(nn.Module):
         return self.head(x if way == NONE else self.ways[way](x))
 
 
+class Gap(nn.Sequential):
+    """Leaves out the layer whose number is the way, if that is one of GAPS."""
+
+    def forward(self, x: torch.Tensor, way: int) -> torch.Tensor:
+        for number, layer in enumerate(self):
+            x = x if number == way and way in GAPS else layer(x)
+        return x
+
+
 class Frozen(nn.Module):
     """Its layers stand in another order than that in which they are used, so gradients come in another one, too."""
 
@@ -57,9 +69,9 @@ class Frozen(nn.Module):
         return self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
 
 
-def _deep() -> nn.Module:
-    layers = [layer for a, b in itertools.pairwise(WIDTHS) for layer in (nn.Linear(a, b), nn.Tanh())]
-    return Plain(*layers[:-1])
+def _deep(kind: type[nn.Sequential] = Plain, widths: Sequence[int] = WIDTHS) -> nn.Module:
+    layers = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.Tanh())]
+    return kind(*layers[:-1])
 
 
 def _plain() -> nn.Module:
@@ -86,6 +98,7 @@ def _norm() -> nn.Module:
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "plain": _plain, "deep": _deep, "frozen": Frozen, "tied": _tied, "norm": _norm, "branch": Branch,
+    "line": lambda: Plain(nn.Linear(INPUTS, OUTPUTS)), "gap": lambda: _deep(Gap, GAP_WIDTHS),
 }  # fmt: skip
 
 
@@ -98,7 +111,11 @@ def build(name: str, seed: int) -> nn.Module:
 
 def loss_of(model: nn.Module, batch: torch.Tensor, way: int) -> torch.Tensor:
     """Mean squared error; the first columns of the batch are the inputs, the last ones the targets."""
-    return nn.functional.mse_loss(model(batch[:, :INPUTS], way), batch[:, INPUTS:])
+    output = model(batch[:, :INPUTS], way)
+    if not isinstance(output, torch.Tensor):
+        given = "None" if output is None else f"a {type(output).__name__}"
+        raise TypeError(f"model(x) gave {given}, and must give the output of the module.")
+    return nn.functional.mse_loss(output, batch[:, INPUTS:])
 
 
 def state(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -143,6 +160,7 @@ def train(
     wrapping: dict[str, Any],
     momentum: float = 0.0,
     patient: int | None = None,
+    prompt: bool = False,
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """In the rank: train one of MODELS, wrapped by the learner's class, as any loop would.
 
@@ -151,16 +169,20 @@ def train(
     ways      in each step, for each rank
     wrapping  keyword arguments of the class, beside the module
     patient   this rank begins each backward only when the others have ended theirs
+    prompt    nobody may wait inside backward: who asks a handle again and again there is stopped
 
     Facts, for each step: "ready", when backward had each gradient; "times" of (begin of the step, of backward, its
-    end, end of `synchronize`), all of time.monotonic(); "missing", the parameters whose gradient is None.
+    end, end of `synchronize`), all of time.monotonic(); "missing", the parameters whose gradient is None. And "kept":
+    how many more handles are alive at the end than at the begin.
     Tensors: "start/NAME" at the first forward; "grad/NAME" after `synchronize`, "held/NAME" the parameters at that
     moment, "weight/NAME" after the optimizer, each stacked over the steps.
     """
     rank, flight = dist.get_rank(), InFlight()
     module = build(model, seeds[rank])
     notes = Notes(module)
+    asked = Asked(notes.facts["ready"]) if prompt else None
     watch.in_place.append(flight)
+    watch.asked.extend([asked] if asked else [])
     try:
         wrapped = wrap(module, **wrapping)
         _is_module(wrapped, module)
@@ -168,11 +190,13 @@ def train(
         # A group of its own for the barriers of this file: theirs must not be taken for the learner's calls.
         fence = dist.new_group() if dist.get_world_size() > 1 else None
         optimizer = torch.optim.SGD(wrapped.parameters(), lr=RATE, momentum=momentum)
+        before = alive()
         for step, batch in enumerate(data):
             _step(wrapped, optimizer, notes, batch, ways[step][rank], fence, rank == patient, patient is not None)
     finally:
         watch.in_place.remove(flight)
-    notes.facts["touched"] = flight.touched
+        watch.asked.clear()
+    notes.facts |= {"touched": flight.touched, "kept": alive() - before}
     return notes.close()
 
 

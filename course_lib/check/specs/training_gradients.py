@@ -23,6 +23,19 @@ def at_first_off(looks_like: In, name: str) -> Callable[[Evidence, Wrong], str |
     return says
 
 
+def sums_weights(seen: Seen, step: int) -> str | None:
+    """They were their sum over the ranks when `synchronize` returned."""
+    for name in seen.truth.grad if seen.case.world > 1 else ():
+        total = sum(seen.before(rank, name, step) for rank in seen.ranks)
+        if total.any() and all(close(seen.value("held", rank, name, step), total) for rank in seen.ranks):
+            return (
+                f"The weights are summed, the gradients are not: in step {step}, before the optimizer's step, {name} "
+                f"became the sum over the {seen.case.world} ranks. p and p.data are the parameter; all-reduce its "
+                "gradient, p.grad, and divide by the world size."
+            )
+    return None
+
+
 def averages_weights(e: Evidence, wrong: Wrong) -> str | None:
     """Weights that differed after a step are their mean at the end of the next one's backward."""
     for seen in complete(e):
@@ -52,12 +65,12 @@ def averages_outputs(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
-def only_first_step(seen: Seen, step: int) -> str | None:
+def only_some_steps(seen: Seen, step: int) -> str | None:
     right = step > 0 and seen.case.group != "branch"
     if right and seen.grads_are(step, seen.local(step)):
         return (
-            "The first step is right; from step 1 on each rank keeps its own gradients. Something is done once, or "
-            "counted once, and must begin again in each step."
+            f"All is right up to step {step - 1}; in step {step} each rank keeps its own gradients. Average them in "
+            "every step: what is done once, counted once, or done every other time must begin again in each."
         )
     return None
 
@@ -78,6 +91,15 @@ def tied_twice(e: Evidence, wrong: Wrong) -> str | None:
         "2.weight, 4.weight and 6.weight are names of one tensor, and it is reduced once for each name. "
         "module.parameters() gives every tensor once."
     )
+
+
+def reduces_weights(seen: Seen, step: int) -> str | None:
+    if seen.case.world > 1 and seen.grads_are(step, seen.local(step)) and not seen.weights_stay(step):
+        return (
+            f".grad still holds what each rank computed itself, and in step {step} the weights have changed before the "
+            "optimizer's step. p and p.data are the parameter: all-reduce its gradient, p.grad."
+        )
+    return None
 
 
 def not_copied_back(seen: Seen, step: int) -> str | None:
@@ -113,13 +135,18 @@ def divides_twice(seen: Seen, step: int) -> str | None:
 
 
 def wrong_divisor(seen: Seen, step: int) -> str | None:
-    for factor in (2.0, 3.0, 4.0, 8.0, float(len(seen.case.inputs[0][0])), len(seen.truth.grad)):
-        if seen.grads_are(step, seen.mean(step, seen.case.world / factor)):
-            return (
-                f"The sum over {seen.case.world} ranks was divided by {factor:g}. Divide by dist.get_world_size(): "
-                "each rank's loss is already the mean over its own samples."
-            )
-    return None
+    """All gradients are the mean, times the same factor."""
+    found = {name: seen.value("grad", 0, name, step) for name in seen.truth.grad}
+    both = [(g.flatten(), seen.truth.grad[name][step].flatten()) for name, g in found.items() if g is not None]
+    factor = float(sum(g @ want for g, want in both) / sum(want @ want for _, want in both)) if both else 0.0
+    if not factor or not seen.grads_are(step, seen.mean(step, factor)):
+        return None
+    divisor, world = seen.case.world / factor, seen.case.world
+    told = "" if round(divisor, 6) != 2 else " That is right with two ranks only."
+    return (
+        f"The sum over {world} ranks was divided by {divisor:.6g}.{told} Divide by dist.get_world_size(), which is "
+        f"{world} here: each rank's loss is already the mean over its own samples."
+    )
 
 
 def mean_of_users(seen: Seen, step: int) -> str | None:
@@ -187,9 +214,10 @@ def _at(*looks: In) -> list:
 
 
 GRADIENTS = (
+    *_at(sums_weights),
     *known(averages_weights, averages_outputs, kinds=("values",)),
-    *_at(only_first_step),
+    *_at(only_some_steps),
     *known(tied_twice, kinds=("values", "traffic")),
-    *_at(not_copied_back, no_average, sums, divides_twice, wrong_divisor, mean_of_users),
+    *_at(reduces_weights, not_copied_back, no_average, sums, divides_twice, wrong_divisor, mean_of_users),
     *_at(only_one_rank, copies_rank_0, leaves_some_out, loses_digits),
 )

@@ -1,7 +1,8 @@
 """What training on several ranks must give: computed in one process, without torch.distributed and torch.optim."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -44,21 +45,40 @@ class TrainCase(GroupCase):
 
 
 def case(
-    rng: random.Random, group: str, model: str, world: int, wrapping: dict, steps: int = STEPS, **more
+    rng: random.Random,
+    group: str,
+    model: str,
+    world: int,
+    wrapping: dict,
+    steps: int = STEPS,
+    ways: Sequence[Sequence[int]] | None = None,
+    **more,
 ) -> TrainCase:
     """Fresh seeds and data; momentum but in the model "branch", where None and zero must do the same."""
     generator = torch.Generator().manual_seed(rng.getrandbits(60))
     shape = (steps, SAMPLES, INPUTS + OUTPUTS)
     inputs = tuple(torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(world))
     seeds = tuple(rng.sample(range(2**40), world))
-    ways = tuple(WAYS[step % len(WAYS)][:world] for step in range(steps))
+    ways = ways or tuple(WAYS[step % len(WAYS)][:world] for step in range(steps))
     momentum = 0.0 if model == "branch" else MOMENTUM
     options = {
         "model": model, "seeds": seeds, "ways": ways, "wrapping": wrapping, "momentum": momentum, **more,
     }  # fmt: skip
-    truth = one_process(model, seeds, inputs, ways, momentum)
+    with _one_thread():
+        truth = one_process(model, seeds, inputs, ways, momentum)
     story = f"{world} rank{'s' * (world > 1)}, {_WORDS[model]}"
     return TrainCase(group, story, inputs, (), options, drive=train, truth=truth)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """For tensors as small as these, a second thread costs more than it saves, above all where ranks are at work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 _WORDS = {
@@ -68,6 +88,8 @@ _WORDS = {
     "tied": "a model with tied weights",
     "norm": "a model with BatchNorm",
     "branch": "a model with branches",
+    "line": "a model of one layer",
+    "gap": "a model of four layers, one of which is left out on one rank in one step",
 }
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 
 from course_lib.check.findings import told_apart
-from course_lib.check.group import Evidence, SeenCase, Wrong
+from course_lib.check.group import Evidence, SeenCase
 from course_lib.check.specs.training_oracle import RIGHT, TrainCase, Truth
 from course_lib.launch import Message
 
@@ -32,6 +32,12 @@ class Seen(SeenCase[TrainCase]):
     def nbytes(self) -> int:
         """Of all learnable parameters."""
         return sum(self.truth.nbytes.values())
+
+    @property
+    def state(self) -> int:
+        """Bytes of the buffers and of the frozen parameters."""
+        rest = [value for name, value in self.truth.start.items() if name not in self.truth.nbytes]
+        return sum(value.numel() * value.element_size() for value in rest)
 
     def calls(self, rank: int, *ops: str) -> list[Message]:
         """The learner's calls in the whole case, in order; also of a case that broke."""
@@ -59,11 +65,42 @@ class Seen(SeenCase[TrainCase]):
         zero = self.e.zero[self.number]
         return [(name, when - zero) for name, when in self.answers[rank].facts["ready"][step]]
 
+    def needed(self, step: int) -> list[str]:
+        """The parameters that some rank has used in this step."""
+        used = {name for rank in self.ranks for name in self.used(rank, step)}
+        return [name for name in self.truth.grad if name in used]
+
+    def used(self, rank: int, step: int) -> list[str]:
+        """The parameters that this rank has used in this step."""
+        return [name for name, grads in self.truth.local[rank].items() if not bool(grads[step].isnan().any())]
+
+    def fences(self, rank: int) -> int:
+        """How many barriers of the loop this rank has begun. Also of a case that broke."""
+        return sum(m.rank == rank and _barrier_of_ours(m) for m in self.e.messages.get(self.number, ()))
+
+    def last_step(self, rank: int) -> tuple[int, list[Message]]:
+        """The step in which this rank was when its case ended, and its calls there. Also of a case that broke."""
+        mine = [m for m in self.e.messages.get(self.number, ()) if m.rank == rank]
+        fences = [k for k, m in enumerate(mine) if _barrier_of_ours(m) and m.end is not None]
+        return len(fences), [m for m in mine[fences[-1] + 1 if fences else 0 :] if not _barrier_of_ours(m)]
+
     def value(self, kind: str, rank: int, name: str, step: int) -> torch.Tensor | None:
         """kind: "grad", "held" or "weight"; None for a gradient that is None."""
         if kind == "grad" and name in self.answers[rank].facts["missing"][step]:
             return None
         return self.answers[rank].tensors[f"{kind}/{name}"][step]
+
+    def before(self, rank: int, name: str, step: int) -> torch.Tensor:
+        """A parameter at the begin of a step."""
+        return self.value("weight", rank, name, step - 1) if step else self.answers[rank].tensors[f"start/{name}"]
+
+    def weights_stay(self, step: int) -> bool:
+        """Whether only the optimizer changes the weights in this step."""
+        return all(
+            torch.equal(self.value("held", rank, name, step), self.before(rank, name, step))
+            for rank in self.ranks
+            for name in self.truth.grad
+        )
 
     def grads_are(self, step: int, want: Callable[[int, str], torch.Tensor], names: list[str] | None = None) -> bool:
         """Whether in this step each gradient on each rank is want(rank, name); None counts as zero, NaN as None."""
@@ -153,72 +190,3 @@ def _all_right(seen: Seen) -> bool:
         close(torch.cat([a.tensors[f"{kind}/{name}"].flatten() for kind in ("grad", "weight") for name in names]), want)
         for a in seen.answers
     )
-
-
-def values(e: Evidence) -> Wrong | None:
-    """Equal to one process on the whole batch after every step."""
-    off = first_off(e)
-    return off and Wrong("values", off.text, off.seen.number)
-
-
-def start(e: Evidence) -> Wrong | None:
-    """At the first forward all ranks have the parameters and buffers with which rank 0 came."""
-    for seen in complete(e):
-        for name, want in seen.truth.start.items():
-            for rank in seen.ranks:
-                if not torch.equal(seen.answers[rank].tensors[f"start/{name}"], want):
-                    text = f"{seen.case.story}: at the first forward {name} of rank {rank} is not that of rank 0"
-                    if rank == 0:
-                        text = f"{seen.case.story}: at the first forward {name} of rank 0 is not what it was"
-                    return Wrong("start", f"{text}.", seen.number)
-    return None
-
-
-def bits(e: Evidence) -> Wrong | None:
-    """All ranks have the same weights, to the last bit, after every step."""
-    for seen in complete(e):
-        for step in seen.steps:
-            for name in seen.truth.weight:
-                first = seen.value("weight", 0, name, step)
-                for rank in seen.ranks:
-                    if not torch.equal(seen.value("weight", rank, name, step), first):
-                        text = (
-                            f"{seen.case.story}: after step {step} {name} has not the same bits on ranks 0 and {rank}."
-                        )
-                        return Wrong("bits", text, seen.number)
-    return None
-
-
-def ready_made(e: Evidence) -> Wrong | None:
-    """A finished wrapper does the work, in Python or in C++."""
-    for number in e.answers:
-        seen = Seen(e, number)
-        for rank, answer in enumerate(seen.answers):
-            if answer and (inside := answer.facts.get("ready_made")):
-                return Wrong("ready_made", f"{seen.case.story}: in the wrapper of rank {rank} is a {inside}.", number)
-            if any(m.where.startswith(COURSES) for m in seen.calls(rank)):
-                text = f"{seen.case.story}: on rank {rank} a wrapper of course_lib.parallel makes the calls."
-                return Wrong("ready_made", text, number)
-            if found := [m for m in seen.calls(rank) if m.where.startswith(OURS)]:
-                text = f"{seen.case.story}: on rank {rank} torch's own code calls {found[0].op} during the step."
-                return Wrong("ready_made", text, number)
-    return None
-
-
-def handles(e: Evidence) -> Wrong | None:
-    """What is under way must be over when `synchronize` returns, and nobody may touch it before."""
-    for seen in complete(e):
-        zero = e.zero[seen.number]
-        for rank in seen.ranks:
-            facts = seen.answers[rank].facts
-            for step in seen.steps:
-                for m in seen.step(rank, step):
-                    if m.end is None or m.end + zero > facts["times"][step][3]:
-                        what = f"step {step}, rank {rank}: {m.op} of {m.nbytes} bytes ({m.where})"
-                        text = f"{seen.case.story}: {what} was not waited for before synchronize() returned."
-                        return Wrong("handles", text, seen.number, "open")
-            if facts["touched"]:
-                m = seen.calls(rank, "all_reduce", "broadcast", "reduce")[facts["touched"][0]]
-                text = f"rank {rank} changed the tensor of an {m.op} ({m.where}) before it had waited for it."
-                return Wrong("handles", f"{seen.case.story}: {text}", seen.number, "touched")
-    return None

@@ -1,0 +1,39 @@
+"""In the rank: what it does with the handles of its all-reduces, beside calling wait()."""
+
+import gc
+import sys
+
+from course_lib.launch.watch import WatchedWork
+
+OFTEN = 100  # who asks for the state of a handle as often between two gradients waits for it
+ASKS = "called is_completed() again and again inside backward, until it was stopped there"
+
+
+class Asked:
+    """Counts how often handles were asked since the last gradient came.
+
+    ready  for each step, the gradients that have come
+    """
+
+    def __init__(self, ready: list[list]) -> None:
+        self._ready, self._since, self._count = ready, (0, 0), 0
+
+    def __call__(self) -> None:
+        """A handle was asked, and is not over. Raises RuntimeError when that happens too often in backward."""
+        now = len(self._ready), len(self._ready[-1])
+        self._count = self._count + 1 if now == self._since else 1
+        self._since = now
+        if self._count > OFTEN and _inside_backward():
+            raise RuntimeError(f"{ASKS}.")
+
+
+def _inside_backward() -> bool:
+    frame = sys._getframe(1)
+    while frame and frame.f_code.co_name != "_engine_run_backward":  # torch.autograd.graph: hooks run below it
+        frame = frame.f_back
+    return frame is not None
+
+
+def alive() -> int:
+    """How many handles there are in this process."""
+    return sum(type(thing) is WatchedWork for thing in gc.get_objects())
