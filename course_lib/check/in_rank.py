@@ -111,7 +111,8 @@ def _error(error: BaseException, cells: dict[str, str]) -> dict[str, str]:
     if frames:
         file, line = frames[-1].filename, frames[-1].lineno
         at = f"{cells.get(file) or Path(file).name}, line {line}"
-    return {"error": type(error).__name__, "error_text": text_of(error), "error_at": at}
+    text = "\n".join([text_of(error), *getattr(error, "__notes__", ())])
+    return {"error": type(error).__name__, "error_text": text, "error_at": at}
 
 
 def _hidden(file: str) -> bool:

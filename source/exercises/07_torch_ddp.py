@@ -14,14 +14,18 @@
 #
 # | | |
 # |---|---|
-# | gradient | that of the *mean* loss over all samples of all microbatches on all ranks, to 10 digits |
-# | uneven | microbatches differ in length, and so do ranks; all ranks have equally many, and one may be empty |
+# | gradient | that of the *mean* loss over all samples of all microbatches on all ranks, to 10 digits; not clipped |
+# | uneven | all ranks have equally many microbatches; these differ in length, and may be empty, even all of a rank |
+# | before | `.grad` may hold something already, which must not count |
+# | memory | one microbatch at a time: it has its backward before the next one's forward |
 # | bytes | the gradients go through the all-reduce once: M an update, not M a microbatch |
+# | calls | beside that one small all-reduce an update, and nothing for each microbatch |
 # | optimizer | one step |
 #
 # **The plan.** The loss is cross-entropy with `reduction="sum"`, since sums can be added. DDP *divides the sum of the
-# ranks' gradients by N*. So multiply the loss by N and divide it by the number of samples of all ranks, which takes an
-# all-reduce of one number. Forward and backward of all microbatches but the last go into `with model.no_sync():`
+# ranks' gradients by N*. So multiply the loss by N, then divide it by the number of samples of all ranks, which takes
+# an all-reduce of one number. (In this order: N divided by a tensor of whole numbers is float32, and the check's model
+# is float64.) Forward and backward of all microbatches but the last go into `with model.no_sync():`
 # (`contextlib.nullcontext()` is the context that does nothing).
 
 # %%
@@ -75,8 +79,8 @@ show.messages(run(one_update, ranks=2))
 # %% [markdown]
 # ### Check
 #
-# On 2 and 3 ranks, with fresh numbers. It looks at the gradients when the optimizer steps, at the weights after each of
-# three updates, and at the bytes.
+# On 2 and 3 ranks, with fresh numbers. It looks at the gradients when the optimizer steps, at the weights after each
+# update, at what is kept for backward, and at everything that is sent.
 
 # %% graded="check_accumulate" points=5
 check.accumulate(accumulate)
@@ -96,8 +100,9 @@ check.accumulate(accumulate)
 # |---|---|
 # | `wanted` | the gradient plus what was left over from the step before |
 # | `sent` | +scale where `wanted >= 0`, else -scale; the scale is the mean of \|wanted\| over the bucket |
-# | left over | `wanted - sent`, for the next step |
-# | result | the mean of all ranks' `sent`, the same bits on all ranks, in `bucket.buffer()` |
+# | left over | `wanted - sent`, for the next step: in `state` and nowhere else |
+# | result | the mean of all ranks' `sent`, the same bits on all ranks, in a tensor like `bucket.buffer()` |
+# | overlap | the hook waits for nobody: it returns the Future at once |
 # | bytes | 1/8 for each element, and the scale: with float32 about a 32nd |
 #
 # **The plan.** Bits cannot be added on their way, so each rank gathers the bits of all. `pack(signs, scale)` makes one
@@ -106,7 +111,7 @@ check.accumulate(accumulate)
 # 1. `work = dist.all_gather(everyones, payload, async_op=True)` starts the exchange; `everyones` is a list of tensors
 #    like `payload`, one for each rank.
 # 2. `work.get_future().then(decode)` is the Future to return. `decode(_)` is called when the bytes are there; it takes
-#    `everyones` apart, writes the mean into the buffer and returns the buffer.
+#    `everyones` apart, and returns the mean. (It may write it into the buffer and return that: a tensor less.)
 #
 # **A trap.** After its first backward DDP knows in which order gradients arrive, and fills its buckets anew. Bucket 0
 # then has other parameters, or the same in another order. So what is left over belongs to parameters, not to
@@ -168,7 +173,8 @@ show.curves(curves, "step", "loss of rank 0")
 # %% [markdown]
 # ### Check
 #
-# On 2 and 3 ranks, in four steps, with gradients that the check makes up: averages, bits and bytes.
+# On 2 and 3 ranks, in four steps, with gradients that the check makes up: averages, bits and bytes. In one case it
+# empties `state` on the way, in another a rank comes late.
 
 # %% graded="check_onebit_hook" points=7
 check.onebit_hook(onebit_hook)

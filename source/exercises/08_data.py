@@ -68,6 +68,7 @@ check.shard(shard)
 # | work | each sample goes through `model.module` once, on one rank, in batches of at most `batch_size` |
 # | any number | 13 samples on 3 ranks, the last batch smaller; 2 samples on 3 ranks, so that one has none |
 # | buffers | the BatchNorm statistics are those of rank 0 |
+# | messages | the buffers, and sums at the end: as many calls and bytes for 48 samples as for 13; no barrier |
 # | afterwards | no graph was recorded, and the model is in training mode again |
 
 
@@ -99,8 +100,8 @@ def evaluate(model, images, labels, batch_size):
 check.evaluate(evaluate)
 
 # %% [markdown]
-# All ticks? Then here is what your ranks said to each other while they were checked. Most of it is DDP being built.
-# Yours are the last calls: a broadcast for each buffer, and one small sum.
+# All ticks? Then here is what your ranks said to each other in the first case of the check, with 13 samples. It begins
+# with DDP being built. Yours are the last calls: the buffers of rank 0, and the sums.
 
 # %% tags=["show"]
 show.messages(check.evaluate(evaluate).run)

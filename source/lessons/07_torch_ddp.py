@@ -26,9 +26,9 @@ from course_lib.parallel.ddp import DDPOptions, wrap
 # %% [markdown]
 # ## What it sends, and when
 #
-# You wrote this wrapper yourself in lesson 06: buckets in reverse order, all-reduced while backward goes on. torch's
-# does the same in C++ (Li et al., *PyTorch Distributed*, 2020). `r.messages` holds its all-reduces, too. The barriers
-# are there so that we can tell the steps apart.
+# You wrote such a wrapper in exercise 06: buckets in reverse order, all-reduced while backward goes on. torch's does
+# the same in C++ (Li et al., *PyTorch Distributed*, 2020). `r.messages` holds its all-reduces, too. The barriers are
+# there so that we can tell the steps apart.
 
 
 # %%
@@ -72,10 +72,10 @@ for knobs in ({}, {"bucket_cap_mb": 25}, {"bucket_cap_mb": 2}):
 #
 # **"NCCL fuses many small gradients into one all-reduce."** It was DDP: there is no NCCL here, it was gloo, and 16
 # tensors made two messages. **"DDP waits until all gradients are ready."** That is step 0 only. **"It starts when *a
-# gradient* is ready."** When its *bucket* is, and all buckets before it.
+# gradient* is ready."** There would be 16 messages then: it starts when a *bucket* is full.
 #
-# **"Overlap means `gradient_as_bucket_view=True, static_graph=True`."** Overlap is always on. Here is a larger net
-# with 4 MiB buckets, in its fourth step. **Predict:** when does the last all-reduce end, before or after `backward()`
+# **"Overlap means `gradient_as_bucket_view=True, static_graph=True`."** Here is a larger net with 4 MiB buckets and
+# neither of the two, in its fourth step. **Predict:** when does the last all-reduce end, before or after `backward()`
 # returns?
 
 
@@ -95,14 +95,14 @@ show.timeline(run(show.profiled(profiled_steps), ranks=2))
 # Look at the green of "backward": the first all-reduces start while it goes on (dashed: waiting for a rank that is
 # late). The last one starts when the first layer is done, and `backward()`, the black line above, does not return
 # before it has ended. So the overlap is with the *same* backward. **"Communication overlaps with the next batch."**
-# No: the optimizer needs the averages, and one that did not wait would step with old gradients. On two cores gloo's
-# threads take their time from those that compute, so overlap gains little here; lesson 06 measures it.
+# No: the optimizer needs the averages, and one that did not wait would step with old gradients. What overlap gains on
+# your machine you have measured in lesson 06.
 #
 # ## The knobs
 #
 # **`gradient_as_bucket_view`.** DDP copies each gradient into its bucket, and the average back: gradients exist twice.
 # With this knob `.grad` *is* a part of the bucket. We add up the memory behind the gradients and the buckets (a comm
-# hook, more about it below, lets us see the buckets).
+# hook, more about it below, lets us see the buckets), and try what one may do with such a gradient.
 
 
 # %%
@@ -116,9 +116,15 @@ def memory(knobs):
     model.register_comm_hook(None, look)
     for _ in range(2):
         found.clear()
+        model.zero_grad()
         model(torch.randn(8, 512)).square().mean().backward()
     found |= {p.grad.untyped_storage().data_ptr(): p.grad.untyped_storage().nbytes() for p in model.parameters()}
-    return f"{sum(found.values()) / 2**20:.1f} MiB"
+    try:
+        next(model.parameters()).grad.detach_()
+        detached = "detach_() works"
+    except RuntimeError as error:
+        detached = str(error)[:72]
+    return f"{sum(found.values()) / 2**20:.1f} MiB; {detached}"
 
 
 for knobs in ({}, {"gradient_as_bucket_view": True}):
@@ -126,14 +132,14 @@ for knobs in ({}, {"gradient_as_bucket_view": True}):
 
 # %% [markdown]
 # One copy of all gradients less: for ResNet-50 that is 97.5 MiB on each rank. The price: `p.grad.detach_()` is an error
-# then. (`optimizer.zero_grad()` is fine. That it saves memory by setting gradients to None is right, and has been the
-# default since torch 2.0.)
+# then. (`zero_grad()` is fine, as you see: the steps call it.)
 #
 # **`find_unused_parameters`** lets a step leave parameters out. **`static_graph`** promises that every step uses the
 # same ones. **`forward_sync_buffers`** (once `broadcast_buffers`) sends rank 0's buffers, such as BatchNorm's
 # statistics, to all before each forward. And three things that people take for knobs: `model.eval()`,
 # `torch.no_grad()` and autocast.
-# **Predict** which of them change what is sent:
+# **Predict** which of them change what is sent. (The lines show the bytes of each all-reduce in step 2, and of each
+# broadcast in steps 1 and 2.)
 
 
 # %%
@@ -152,51 +158,63 @@ ways = [({}, ""), ({"find_unused_parameters": True}, ""), ({"static_graph": True
 ways += [({"forward_sync_buffers": False}, ""), ({}, "eval"), ({}, "no_grad"), ({}, "autocast")]
 for knobs, way in ways:
     r = run(one_way, ranks=2, args=(knobs, way), quiet=True)
-    print(f"{way or knobs or 'as it is'!s:<32} all-reduce {sent(r)[2]!s:<14} broadcast {sent(r, 'broadcast')[2]}")
+    buffers = sent(r, "broadcast")
+    print(f"{way or knobs or 'as it is'!s:<32} all-reduce {sent(r)[2]!s:<14} broadcast {buffers[1]}, {buffers[2]}")
 
 # %% [markdown]
-# - `find_unused_parameters` costs one more all-reduce in each step, 4 bytes a parameter, and a walk through the graph.
-#   Turn it on only if a branch is really left out; DDP raises an error when you need it, and warns when you do not.
-# - `static_graph` does not change what is sent (its two small broadcasts tell the new order of the buckets, a step
-#   later than else), so there is no effect to be seen here. It finds unused parameters once instead of in each step,
-#   and allows some kinds of activation checkpointing.
+# - `find_unused_parameters` costs one more all-reduce in each step, 4 bytes for each of the four parameters. Turn it on
+#   only if a step may really leave some out.
+# - `static_graph` does not change what is sent. (The two broadcasts of 20 and 4 bytes tell how the buckets are filled
+#   anew: in step 1, with this knob in step 2, with `find_unused_parameters` in neither.) What it is for does not show
+#   here: torch's documentation says that it finds unused parameters once for all steps, and allows more kinds of
+#   activation checkpointing.
 # - Without `forward_sync_buffers` no buffers are sent, and each rank keeps statistics of its own: then synchronise them
 #   before you evaluate or save.
 # - **"`model.eval()` tells DDP not to synchronise."** It does not: it is for dropout and BatchNorm. Without a backward,
 #   as under `torch.no_grad()`, there are no gradients to send; but the forward of the wrapper still sends the buffers.
 #   To evaluate, call the bare module, `model.module`.
 # - **"Mixed precision halves the communication."** Not one byte: parameters, and so their gradients, stay float32
-#   under autocast. What shrinks are activations. Fewer bytes are the job of a hook.
+#   under autocast. Fewer bytes are the job of a hook.
 #
-# The **time limit** is no knob of DDP. It belongs to the process group: `dist.init_process_group(timeout=...)`, half
-# an hour for gloo if nobody says otherwise (a `run` of this course gives its ranks less). And of
-# `TORCH_DISTRIBUTED_DEBUG` use INFO, not DETAIL, which crashes with DDP on CPUs in this version.
-#
+# The **time limit** is no knob of DDP. It belongs to the process group: `dist.init_process_group(timeout=...)`. If
+# nobody says otherwise, gloo's is this one:
+
+# %%
+print(dist.constants.default_pg_timeout)
+
+# %% [markdown]
 # ## Wrap last
 #
-# A web page says that `.to(...)` after wrapping raises an error. **Predict:** two ranks, other data on each. Are the
-# gradients the same?
+# A web page says that `.to(...)` after wrapping raises an error. And one may want to unfreeze a layer after some
+# epochs. **Predict:** two ranks, other data on each. Is the gradient of the first layer the same on both?
 
 
 # %%
-def wrap_then_convert(wrapper):
-    model = wrapper(net(2))
-    model.to(torch.float64)
-    model(torch.randn(8, 512, dtype=torch.float64)).square().mean().backward()
-    return model.module[0].weight.grad[0, :3].tolist()
+def wrap_then(change, wrapper):
+    module = net(2)
+    module[0].requires_grad_(change == "convert")
+    model = wrapper(module)
+    if change == "convert":
+        model.to(torch.float64)
+    module[0].requires_grad_(True)  # unfreezes it, where it was frozen
+    model(torch.randn(8, 512, dtype=module[0].weight.dtype)).square().mean().backward()
+    return module[0].weight.grad[0, :3].tolist()
 
 
-r = run(wrap_then_convert, ranks=2, args=(DistributedDataParallel,))
-print(*r.results, f"all-reduces: {sum(m.op == 'all_reduce' for m in r.messages)}", sep="\n")
+for change in ("convert", "unfreeze"):
+    r = run(wrap_then, ranks=2, args=(change, DistributedDataParallel))
+    reduced = [m.nbytes for m in r.messages if m.op == "all_reduce" and m.rank == 0]
+    print(change, *r.results, f"bytes of rank 0's all-reduces: {reduced}", sep="\n")
 
 # %% [markdown]
-# No error, no all-reduce: DDP's hooks sat on what the parameters were before. Each rank now trains a model of its own,
-# and the loss goes down. It is the same when you unfreeze a layer after wrapping. The course's `wrap`, which the
-# training loop of part 3 uses, is torch's DDP and looks at each parameter before each forward:
+# No error, and other gradients on each rank: DDP's hooks sit on the parameters as they were before. After the
+# conversion nothing is averaged, after the unfreezing only the second layer (its weights and biases have 1,050,624
+# bytes). From now on each rank trains a model of its own. The course's `wrap`, which the training loop of part 3 uses,
+# is torch's DDP and looks at each parameter before each forward:
 
 # %%
 try:
-    run(wrap_then_convert, ranks=2, args=(lambda module: wrap(module, torch.zeros(1, 512)),))
+    run(wrap_then, ranks=2, args=("unfreeze", lambda module: wrap(module, torch.zeros(1, 512))))
 except RunError as error:
     print(error)
 
@@ -225,13 +243,28 @@ for ways in ((False, False), (False, True), (True, False), (True, True)):
     print(f"no_sync around forward: {ways[0]!s:<6} around backward: {ways[1]!s:<6} all-reduces: {len(sent(r)[2])}")
 
 # %% [markdown]
-# Without `no_sync` there are as many as without accumulation. `no_sync` around backward alone does nothing, because
-# DDP decides *in forward* whether this backward will be synchronised. So put **forward and backward** of all
-# microbatches but the last inside. (Forward alone happens to be enough in this version; the documentation asks for
-# both.)
+# Without `no_sync` there are two for each microbatch, one a bucket, as without accumulation. `no_sync` around backward
+# alone does nothing, because DDP decides *in forward* whether this backward will be synchronised. So put **forward and
+# backward** of all microbatches but the last inside. (Forward alone happens to be enough in this version; the
+# documentation asks for both.)
 #
-# `static_graph` and `no_sync` do not go together: if the very first backward is in `no_sync`, torch stops with an
-# internal error. `wrap` refuses the pair.
+# `static_graph` and `no_sync` do not go together. Here the very first backward is in `no_sync`:
+
+
+# %%
+def static_in_no_sync():
+    model = DistributedDataParallel(net(2), static_graph=True)
+    with model.no_sync():
+        model(torch.randn(8, 512)).square().mean().backward()
+
+
+try:
+    run(static_in_no_sync, ranks=2)
+except RunError as error:
+    print(str(error).splitlines()[0])
+
+# %% [markdown]
+# An internal error of torch, and no word about the two (issue 143580 of pytorch).
 #
 # ### The right loss
 #
@@ -239,7 +272,7 @@ for ways in ((False, False), (False, True), (True, False), (True, True)):
 # microbatches need not have equally many, as at the end of an epoch. Four recipes; **predict** which one is right.
 
 # %%
-SIZES = [[8, 8, 4], [8, 6, 1]]  # samples of each microbatch, rank by rank
+SIZES = {"uneven": [[8, 8, 4], [8, 6, 1]], "equal": [[8, 8, 8], [8, 8, 8]]}  # samples of each microbatch, rank by rank
 RECIPES = {
     "mean / microbatches": lambda losses, mine, total: losses.mean() / 3,
     "sum / samples of the rank": lambda losses, mine, total: losses.sum() / mine,
@@ -277,18 +310,19 @@ def all_recipes(batches):
     return [gradient(batches, loss_of, False) for loss_of in RECIPES.values()] + [gradient(batches, last, True)]
 
 
-batches = [[(torch.randn(n, 6), torch.randint(3, (n,))) for n in sizes] for sizes in SIZES]
-right = whole(batches)
-for name, found in zip(
-    [*RECIPES, "the same, zero_grad each time"], run(all_recipes, 2, (batches,)).results[0], strict=True
-):
-    print(f"{name:<30} off by {(found - right).norm() / right.norm():.1%}")
+names, off = [*RECIPES, "the same, zero_grad each time"], {}
+for kind, sizes in SIZES.items():
+    batches = [[(torch.randn(n, 6), torch.randint(3, (n,))) for n in of_rank] for of_rank in sizes]
+    right, found = whole(batches), run(all_recipes, 2, (batches,)).results[0]
+    off[kind] = [f"{(gradient - right).norm() / right.norm():.1%}" for gradient in found]
+for name, uneven, equal in zip(names, *off.values(), strict=True):
+    print(f"{name:<30} off by {uneven:>6} with uneven sizes, {equal:>6} with equal ones")
 
 # %% [markdown]
 # A mean of means gives the one sample at the end of rank 1 as much weight as eight others. Dividing by the rank's own
 # number weighs ranks wrongly. The sum over all samples is right but for a factor, because DDP divides by the number of
-# ranks. And **`zero_grad` in each microbatch**, which can be found in published loops, keeps the last microbatch only.
-# When all sizes are equal, the first two are right as well, and so nobody notices.
+# ranks. And **`zero_grad` in each microbatch** keeps the last microbatch only. When all sizes are equal, the first two
+# are right as well, so a test with equal batches does not notice.
 #
 # ## Comm hooks
 #
@@ -348,8 +382,8 @@ for k, hook in enumerate(tried):
 
 # %% [markdown]
 # `shared` shows 0 bytes because it does not use torch.distributed: its 38 kB travel through memory. The two 16-bit
-# hooks halve the bytes for an error far below the noise of training. PowerSGD and 1-bit make errors larger than the
-# gradient itself; and 1-bit with feedback is further off in this step than without. How can that train at all?
+# hooks halve the bytes, and to three digits the loss is that of `none`. PowerSGD and `onebit` are off by more than the
+# whole gradient; and `onebit` is further off in this step than without its feedback. How can that train at all?
 
 # %%
 show.curves({name: curves[name] for name in ("none", "powersgd", "onebit", "onebit, forgets")}, "step", "training loss")
@@ -390,7 +424,7 @@ run(averages, ranks=2, args=((60_000.0, 70_000.0, 2e-8),)).results[0]
 #
 # ### When is a hook worth it?
 #
-# When communication is what you wait for. A hook computes, too, and on a fast link that costs more than the bytes it
+# When communication is what you wait for. A hook computes, too, and on a fast link that may cost more than the bytes it
 # saves. All-gather hooks like 1-bit send N-1 times their bytes from each rank of a ring, an all-reduce less than 2
 # times its own: at 64 ranks one bit sends as much as float32. `course bench hooks` in a terminal measures a training
 # step with gloo's all-reduce beside the same step with our shared-memory hook, on your machine;

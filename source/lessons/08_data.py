@@ -59,7 +59,7 @@ def without_the_tail(samples):
 show.shards(run(without_the_tail, ranks=4, args=(13,)).results, 13)
 
 # %% [markdown]
-# Now one sample is left out, another one in each epoch. Neither choice ends in unequal ranks. Three claims go around
+# Now one sample is left out. Neither choice ends in unequal ranks. Three claims go around
 # about this: that the number of samples must be divisible by the number of ranks; that without `drop_last=True` an
 # unequal last batch breaks the all-reduce; and that 257 samples on eight cards make seven shares of 32 and one of 33.
 #
@@ -93,7 +93,7 @@ show.shards(run(forgotten, ranks=4).results, 8)
 
 # %% [markdown]
 # Every rank trains on everything, in the same order: all ranks compute the same gradient, and their average is that of
-# one process. Four cards do the work of one. The loss looks healthy.
+# one process. Four cards do the work of one, without an error.
 #
 # **2. `set_epoch` is forgotten.** **Predict:** does each epoch have another order, as you can read? And do ranks then
 # see each other's samples?
@@ -115,9 +115,8 @@ for rank, (without, called) in enumerate(r.results):
 
 # %% [markdown]
 # Without it both epochs have the same order. With it they differ, in the same way on all ranks. That is all it does. In
-# either case the two ranks have no sample in common: if yours see the same samples, `set_epoch` is not the cure. The
-# same happens when a new sampler is made for each epoch: it starts at epoch 0. (That leaks no memory, as is said; the
-# old one is freed.)
+# either case the two ranks have no sample in common: if yours see the same samples, `set_epoch` is not the cure. (Who
+# makes a new sampler for each epoch must call it, too: a new one starts at epoch 0.)
 #
 # **3. Each rank has a seed of its own.** "Set the seed to 42 + rank" is good advice for dropout. Here?
 
@@ -152,8 +151,8 @@ run(made_here, ranks=2).results
 # ## An order without a state
 #
 # The course's loop needs no sampler object. Who sees what at which step is a **pure function** of seed, step and number
-# of ranks, in three lines of `course_lib/train/order.py`: shuffle by (seed, epoch), cut the order into global batches,
-# deal each batch out like cards.
+# of ranks, in `course_lib/train/order.py`: shuffle by (seed, epoch), cut the order into global batches, deal each batch
+# out like cards.
 
 # %%
 order = epoch_order(seed=0, epoch=1, samples=13)
@@ -171,16 +170,16 @@ for ranks in (1, 2, 3):
 
 # %% [markdown]
 # The same six. So a run on four ranks can be compared, step by step, with one process; when a rank is lost, three go on
-# with the samples that four would have seen; and a checkpoint needs the number of the step, nothing else
-# (`DistributedSampler` has no `state_dict`, though you can read that it has). `tests/train/test_order.py` tests this
-# for every length and number of ranks that a random search could find.
+# with the samples that four would have seen; and a checkpoint needs the number of the step, nothing else.
+# (`tests/train/test_order.py` tries this with random lengths and numbers of ranks.)
 #
-# One more detail. torch's sampler *adds* the two numbers, so runs with neighbouring seeds are one run, shifted:
+# Two more details. torch's sampler *adds* seed and epoch, so runs with neighbouring seeds are one run, shifted. And it
+# has no `state_dict`, though you can read that it has:
 
 # %%
 one, other = DistributedSampler(range(8), 1, 0, seed=0), DistributedSampler(range(8), 1, 0, seed=1)
 one.set_epoch(1)
-print(list(one), list(other))
+print(list(one), list(other), hasattr(one, "state_dict"))
 
 # %% [markdown]
 # ## An exact test result
@@ -235,8 +234,8 @@ run(statistics, ranks=3).results
 #
 # ## Streams and workers
 #
-# An `IterableDataset` has no indices, so no sampler can split it (a loader refuses to get both). **Predict:** two ranks
-# with two workers each read this stream of 8 samples. How often is each sample seen?
+# An `IterableDataset` has no indices, so no sampler can split it. **Predict:** two ranks with two workers each read
+# this stream of 8 samples. How often is each sample seen?
 
 
 # %%
@@ -338,8 +337,7 @@ except RunError as error:
 
 # %% [markdown]
 # A hang: rank 2 has left, and the others wait for it. (They wait in a broadcast: once, after its first backward, DDP
-# regroups its buckets and rank 0 says how. Later it would be an all-reduce.) Outside of this notebook it is "connection
-# closed by peer", which sounds like the network, or silence up to gloo's time limit of half an hour.
+# fills its buckets anew and rank 0 says how, as you saw in lesson 07.)
 #
 # **`Join`** is torch's answer: a rank that is through takes part in the collectives of the others, with zeros. What
 # does it cost, and is the result right? One process takes samples 1, 2, 3 in one step and 4, 5 in the next.
@@ -368,8 +366,8 @@ print(f"one process   {exact():.6f}")
 # %% [markdown]
 # By default the sum is still divided by all three ranks, so the last two samples count for 2/3. With
 # `divide_by_initial_world_size=False` it is right here, where the ranks that are left have equal batches. Two gradients
-# were needed; the other all-reduces ask who is still there. At the end the weights are sent to all, but not the
-# momentum of an optimizer: it has missed a step on rank 2.
+# were needed; the other all-reduces ask who is still there. And Join knows the model only: on rank 2 `sgd.step()` was
+# called once, so the momentum of an optimizer, if it had one, would have missed a step there.
 #
 # **Equal counts by construction** need nothing of the kind. Everybody makes the steps of the *global* plan; a rank
 # without a sample contributes zeros; the loss is a sum, divided by the global count.
@@ -397,8 +395,8 @@ for ranks in (1, 2, 3):
 # The same weight on any number of ranks, with two all-reduces for two steps. (It is not the one above, since `Order`
 # shuffles: other samples meet in the first step. One rank *is* one process in this order.) DDP divides by the number
 # of ranks, so the factor size / count turns its mean over ranks into the mean over samples, for uneven batches as
-# well. BatchNorm does not take an empty batch; the course's loop gives such a rank one made-up sample times zero
-# (`take_part`).
+# well. (Not every layer takes an empty batch, so the course's loop gives such a rank one made-up sample, in evaluation
+# mode, and multiplies its loss by zero: `take_part` in `course_lib/train/loop.py`.)
 #
 # ## In three lines
 #

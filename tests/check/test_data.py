@@ -2,6 +2,7 @@
 
 import importlib.util
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def drive_all(todo):
     for fn, steps in todo:
         told.append([])
         for drive, inputs, options in steps:
+            dist.barrier()  # marks the step in the messages
             try:
                 told[-1].append((drive(fn, inputs[dist.get_rank()], **options)[0], ""))
             except ZeroDivisionError:  # on all ranks alike, after the last message
@@ -60,11 +62,20 @@ def seen():
         (answer, [(c.drive, c.inputs, c.options) for c in evidence.cases])
         for (_, _, answer), evidence in zip(TOGETHER, found, strict=True)
     ]
-    ranks = run(drive_all, 3, args=(todo,), quiet=True).results
+    result = run(drive_all, 3, args=(todo,), quiet=True)
+    parts = [[] for _ in range(3)]
+    for m in result.messages:
+        if m.op == "barrier" and m.where.startswith(Path(__file__).name):
+            parts[m.rank].append([])
+        else:
+            parts[m.rank][-1].append(m)
+    place = 0
     for k, evidence in enumerate(found):
-        for number in range(len(ranks[0][k])):
-            told = [rank[k][number] for rank in ranks]
+        for number in range(len(result.results[0][k])):
+            told = [rank[k][number] for rank in result.results]
             evidence.answers[number] = [RankAnswer(torch.empty(0), facts=fact, error=error) for fact, error in told]
+            evidence.messages[number] = [m for of_rank in parts for m in of_rank[place]]
+            place += 1
     return found
 
 
@@ -83,7 +94,7 @@ def test_what_came_back_is_named_or_passes(seen, k):
         assert engine._named(spec, seen[k], wrong) is None
     else:
         assert wrong is None, wrong.text
-        assert len(spec.praise(seen[k])) == 3
+        assert len(spec.praise(seen[k])) == (3 if spec is SHARD else 4)
 
 
 def spec_names(spec):
@@ -99,6 +110,14 @@ def test_what_ends_badly_is_named(spec, name, answer):
         engine.judge(spec, answer)
     assert caught.value.mistake == name, str(caught.value)
     assert "in_rank.py" not in str(caught.value)
+
+
+def test_an_exception_says_in_which_call():
+    with pytest.raises(check.CheckFailed) as caught:
+        check.shard(mistakes.first_of_none)
+    call = r"shard\(seed=\d+, epoch=\d+, samples=[02], rank=[012], world_size=[23]\)"
+    text = rf"{call} raised IndexError: list index out of range\n  raised at data.py, line \d+$"
+    assert re.match(text, str(caught.value)), str(caught.value)
 
 
 def test_the_public_names_judge_the_same():

@@ -210,6 +210,12 @@ UNNAMED_SHARD = {  # with a text that the verdict holds
 }
 
 
+def first_of_none(seed, epoch, samples, rank, world_size):
+    """Right, but for a rank that gets no sample."""
+    mine = _order(seed, epoch, samples)[rank::world_size]
+    return [mine[0], *mine[1:]]
+
+
 def _torch_generator(seed, epoch, samples, rank, world_size):
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     return torch.randperm(samples, generator=generator)[rank::world_size]
@@ -469,6 +475,56 @@ def _weighs_means(counted):
     return _own(counted)
 
 
+def _sends_parameters(model, *rest):
+    for parameter in model.module.parameters():
+        dist.broadcast(parameter.data, 0)
+    return _evaluate()(model, *rest)
+
+
+def _sends_state(model, *rest):
+    box = [model.module.state_dict()]
+    dist.broadcast_object_list(box, 0)
+    model.module.load_state_dict(box[0])
+    return _evaluate(sync=False)(model, *rest)
+
+
+def _between_barriers(*arguments):
+    dist.barrier()
+    return _evaluate()(*arguments)
+
+
+def _sums_each_batch(model, images, labels, batch_size):
+    """All ranks make equally many calls, so nothing hangs."""
+    model.module.eval()
+    _sync(model.module)
+    total, batches = torch.zeros(3, dtype=torch.float64), _batches(images, labels, batch_size)
+    with torch.no_grad():
+        for k in range(-(-len(images) // (dist.get_world_size() * batch_size))):
+            counted = _count(model.module, batches[k : k + 1])
+            dist.all_reduce(counted)
+            total += counted
+    model.module.train()
+    return _own(total)
+
+
+def _sends_what_was_right(model, images, labels, batch_size, whole=False):
+    """A flag for each sample, or all scores."""
+    model.module.eval()
+    _sync(model.module)
+    with torch.no_grad():
+        found = [(model.module(x), y) for x, y in _batches(images, labels, batch_size)]
+    model.module.train()
+    right = [flag for scores, y in found for flag in (scores.argmax(1) == y).tolist()]
+    loss = sum(F.cross_entropy(scores, y, reduction="sum").item() for scores, y in found)
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, (found if whole else right, right, loss))
+    return sum(sum(r) for _, r, _ in parts) / len(images), sum(part[2] for part in parts) / len(images)
+
+
+def _sends_scores(*arguments):
+    return _sends_what_was_right(*arguments, whole=True)
+
+
 WRONG_EVALUATE = {
     "stub": _stub,
     "buffers_of_another": _buffers_of_the_last,
@@ -498,6 +554,10 @@ WRONG_EVALUATE = {
     "one_rank_works": _evaluate(batches=_all_on_rank_0),
     "graph_kept": _evaluate(grad=True),
     "mode_not_restored": _evaluate(back=False),
+    "sends_parameters": _sends_parameters,
+    "barrier": _between_barriers,
+    "sums_each_batch": _sums_each_batch,
+    "sends_every_sample": _sends_what_was_right,
 }
 UNNAMED_EVALUATE = {  # with a text that the verdict holds
     "zeros": (_evaluate(end=_zeros), "the accuracy on rank 0 must be"),
@@ -513,6 +573,8 @@ AGAIN_EVALUATE = [
     ("mean_of_batches", _loss_of_batches),
     ("one_rank_calls", _reduces_in_the_loop),
     ("float32_sums", _evaluate(end=_in_float16)),
+    ("sends_parameters", _sends_state),
+    ("sends_every_sample", _sends_scores),
 ]
 
 
@@ -521,6 +583,25 @@ def _with_objects(counted):
     dist.all_gather_object(parts, counted.tolist())
     right, samples, loss = (sum(column) for column in zip(*parts, strict=True))
     return right / samples, loss / samples
+
+
+def _with_tensors_as_objects(model, images, labels, batch_size):
+    """Buffers in one message; and who has no samples sends smaller pickles, since it never added a tensor."""
+    box = [dict(model.module.named_buffers())]
+    dist.broadcast_object_list(box, 0)
+    for name, buffer in model.module.named_buffers():
+        buffer.copy_(box[0][name])
+    model.eval()
+    right = loss = 0
+    with torch.no_grad():
+        for x, y in _batches(images, labels, batch_size):
+            scores = model.module(x)
+            right = right + (scores.argmax(1) == y).sum()
+            loss = loss + F.cross_entropy(scores, y, reduction="sum")
+    model.train()
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, (right, loss))
+    return float(sum(part[0] for part in parts)) / len(images), sum(part[1] for part in parts) / len(images)
 
 
 def _gather_and_broadcast(counted):
@@ -562,6 +643,7 @@ def _empty_batch(images, labels, batch_size):
 RIGHT_EVALUATE = {
     "as the solution": _evaluate(),
     "objects": _evaluate(end=_with_objects),
+    "tensors as objects": _with_tensors_as_objects,
     "gather and broadcast": _evaluate(end=_gather_and_broadcast),
     "counts and loss apart": _evaluate(end=_counts_and_loss_apart),
     "with a loader": _with_a_loader,

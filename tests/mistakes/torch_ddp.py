@@ -84,17 +84,6 @@ def _skips_empty(model, optimizer, microbatches):
     _accumulate()(model, optimizer, [(x, y) for x, y in microbatches if len(y)])
 
 
-def _skips_empty_backward(model, optimizer, microbatches):
-    total = _count(microbatches)
-    optimizer.zero_grad()
-    for k, (x, y) in enumerate(microbatches):
-        if len(y) == 0:
-            continue
-        with model.no_sync() if k < len(microbatches) - 1 else nullcontext():
-            (F.cross_entropy(model(x), y, reduction="sum") * dist.get_world_size() / total).backward()
-    optimizer.step()
-
-
 def _unwrapped(model, optimizer, microbatches):
     total = _count(microbatches)
     optimizer.zero_grad()
@@ -118,6 +107,91 @@ def _gathers_gradients(model, optimizer, microbatches):
 
 def _nothing(*_):
     return None
+
+
+def _zero_at_the_end(model, optimizer, microbatches):
+    counts = torch.tensor([float(len(y)) for _, y in microbatches])
+    dist.all_reduce(counts)
+    *first, (x, y) = microbatches
+    factor = dist.get_world_size() / counts.sum().item()
+    if first:
+        with model.no_sync():
+            for more, labels in first:
+                (factor * F.cross_entropy(model(more), labels, reduction="sum")).backward()
+    (factor * F.cross_entropy(model(x), y, reduction="sum")).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _loss(model, x, y, total):
+    return F.cross_entropy(model(x), y, reduction="sum") * dist.get_world_size() / total
+
+
+def _all_at_once(model, optimizer, microbatches):
+    total = _count(microbatches)
+    optimizer.zero_grad()
+    x, y = (torch.cat(parts) for parts in zip(*microbatches, strict=True))
+    _loss(model, x, y, total).backward()
+    optimizer.step()
+
+
+def _in_pairs(model, optimizer, microbatches):
+    """Two microbatches at a time, in one forward."""
+    total, half = _count(microbatches), (len(microbatches) + 1) // 2
+    _accumulate(count=lambda _: total)(
+        model, optimizer, [tuple(map(torch.cat, zip(*microbatches[k::half], strict=True))) for k in range(half)]
+    )
+
+
+def _one_backward(model, optimizer, microbatches):
+    total, losses = _count(microbatches), []
+    optimizer.zero_grad()
+    for k, (x, y) in enumerate(microbatches, 1):
+        with nullcontext() if k == len(microbatches) else model.no_sync():
+            losses.append(_loss(model, x, y, total))
+    sum(losses).backward()
+    optimizer.step()
+
+
+def _retains(model, optimizer, microbatches):
+    total, losses = _count(microbatches), []
+    optimizer.zero_grad()
+    for k, (x, y) in enumerate(microbatches, 1):
+        with nullcontext() if k == len(microbatches) else model.no_sync():
+            losses.append(_loss(model, x, y, total))
+            losses[-1].backward(retain_graph=True)
+    optimizer.step()
+
+
+def _counts_each(model, optimizer, microbatches):
+    total = sum(_count([batch]) for batch in microbatches)
+    _accumulate(count=lambda _: total)(model, optimizer, microbatches)
+
+
+def _then(change):
+    """After the last backward the gradients are changed."""
+
+    def end(model, optimizer):
+        change(model.parameters())
+        optimizer.step()
+
+    return _accumulate(end=end)
+
+
+def _divides_by_a_tensor(model, optimizer, microbatches):
+    """2 / torch.tensor(7) is float32."""
+    count = torch.tensor(_local(microbatches))
+    dist.all_reduce(count)
+    _accumulate(scale=lambda *_: dist.get_world_size() / count)(model, optimizer, microbatches)
+
+
+def _half_precision(model, optimizer, microbatches):
+    total = _count(microbatches)
+    optimizer.zero_grad()
+    for k, (x, y) in enumerate(microbatches, 1):
+        with nullcontext() if k == len(microbatches) else model.no_sync():
+            _loss(lambda x: model(x).bfloat16(), x, y, total).backward()
+    optimizer.step()
 
 
 _each = {"before": lambda k, optimizer: optimizer.zero_grad()}
@@ -150,22 +224,23 @@ ACCUMULATE_WRONG = {
     "no_sync_around_backward_only": _around_backward,
     "no_no_sync": _accumulate(sync=lambda *_: True),
     "averages_again": _accumulate(end=_again(1)),
-    "skips_empty_microbatch": _skips_empty_backward,
+    "two_for_world_size": _accumulate(scale=lambda total, *_: 2 / total),
+    "zeroes_only_at_the_end": _zero_at_the_end,
+    "clips": _then(lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 5.0)),
+    "lower_precision": _divides_by_a_tensor,
+    "all_in_one_forward": _all_at_once,
+    "keeps_graphs": _one_backward,
+    "retains_graphs": _retains,
+    "sends_for_each_microbatch": _counts_each,
+    "skips_empty_microbatch": _skips_empty,
 }
-
-
-def _zero_at_the_end(model, optimizer, microbatches):
-    counts = torch.tensor([float(len(y)) for _, y in microbatches])
-    dist.all_reduce(counts)
-    *first, (x, y) = microbatches
-    factor = dist.get_world_size() / counts.sum().item()
-    if first:
-        with model.no_sync():
-            for more, labels in first:
-                (factor * F.cross_entropy(model(more), labels, reduction="sum")).backward()
-    (factor * F.cross_entropy(model(x), y, reduction="sum")).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+ACCUMULATE_AGAIN = [
+    ("all_in_one_forward", _in_pairs),
+    ("sends_for_each_microbatch", _accumulate(after=lambda k, last, optimizer: dist.barrier())),
+    ("clips", _then(lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 1e-3))),
+    ("clips", _then(lambda parameters: torch.nn.utils.clip_grad_value_(parameters, 0.5))),
+    ("lower_precision", _half_precision),
+]
 
 
 def _scales_gradients(model, optimizer, microbatches):
@@ -184,6 +259,32 @@ def _scales_gradients(model, optimizer, microbatches):
     return (told[0] / told[1]).item()
 
 
+def _one_no_sync(model, optimizer, microbatches):
+    model.zero_grad(set_to_none=False)
+    total, (*first, last) = _count(microbatches), microbatches
+    with model.no_sync():
+        for x, y in first:
+            _loss(model, x, y, total).backward()
+    _loss(model, *last, total).backward()
+    optimizer.step()
+
+
+def _smaller_pieces(model, optimizer, microbatches):
+    """Even less memory: one sample at a time, all but those of the last microbatch."""
+    total, (*first, last) = _count(microbatches), microbatches
+    pieces = [pair for x, y in first for pair in zip(x.split(1), y.split(1), strict=True)]
+    _accumulate(count=lambda _: total)(model, optimizer, [*pieces, last])
+
+
+def _bare_module_first(model, optimizer, microbatches):
+    """Outside of DDP's forward a backward sends nothing, as in no_sync."""
+    total = _count(microbatches)
+    optimizer.zero_grad()
+    for k, (x, y) in enumerate(microbatches, 1):
+        _loss(model if k == len(microbatches) else model.module, x, y, total).backward()
+    optimizer.step()
+
+
 def _gathers_counts(model, optimizer, microbatches):
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, _local(microbatches))
@@ -192,10 +293,11 @@ def _gathers_counts(model, optimizer, microbatches):
 
 ACCUMULATE_RIGHT = {
     "as the solution": _accumulate(),
-    "zero at the end, one no_sync": _zero_at_the_end,
+    "one no_sync": _one_no_sync,
     "divides the gradients": _scales_gradients,
-    "skips empty ones on both sides": _skips_empty,
     "gathers objects": _gathers_counts,
+    "smaller pieces": _smaller_pieces,
+    "the bare module first": _bare_module_first,
 }
 
 
@@ -214,13 +316,14 @@ def _onebit(
     combine=_mean,
     finish=lambda future, decode: future.then(decode),
     old=lambda state, key: state.get(key, 0),
+    plus=lambda wanted: wanted >= 0,
 ):
     """The solution with some part exchanged. Without arguments it is right."""
 
     def onebit_hook(state, bucket):
         gradient, n = bucket.buffer(), bucket.buffer().numel()
         wanted = gradient + old(state, key(bucket))
-        payload = pack(wanted >= 0, scale(wanted, gradient))
+        payload = pack(plus(wanted), scale(wanted, gradient))
         state[key(bucket)] = keep(wanted, gradient.clone(), unpack(payload, [n], wanted.dtype))
         everyones = [torch.empty_like(payload) for _ in range(dist.get_world_size())]
         work = dist.all_gather(everyones, payload, async_op=True)
@@ -319,6 +422,57 @@ def _exact(state, bucket):
     return work.get_future().then(lambda future: future.value()[0] / dist.get_world_size())
 
 
+def _elsewhere(state, bucket):
+    return _onebit()(_LEFT, bucket)
+
+
+def _signs(state, bucket):
+    """torch.sign of 0 is 0."""
+    gradient, key = bucket.buffer(), tuple(bucket.parameters())
+    wanted = gradient + state.get(key, 0)
+    sent = wanted.sign() * wanted.abs().mean()
+    state[key] = wanted - sent
+    work = dist.all_reduce(sent, async_op=True)
+    return work.get_future().then(lambda _: gradient.copy_(sent / dist.get_world_size()))
+
+
+def _scales(state, bucket, dtype=torch.float64, each=True):
+    """A scale for each parameter; or one, and everything in another dtype."""
+    gradient, key = bucket.buffer().to(dtype), tuple(bucket.parameters())
+    sizes = [p.numel() for p in bucket.parameters()] if each else [len(gradient)]
+    wanted = gradient + state.get(key, 0)
+    payload = pack(wanted >= 0, torch.stack([part.abs().mean() for part in wanted.split(sizes)]))
+    state[key] = wanted - unpack(payload, sizes, dtype)
+    everyones = [torch.empty_like(payload) for _ in range(dist.get_world_size())]
+    future = dist.all_gather(everyones, payload, async_op=True).get_future()
+    return future.then(lambda _: bucket.buffer().copy_(_mean([unpack(part, sizes, dtype) for part in everyones])))
+
+
+def _in_two_messages(state, bucket, both=lambda first, second: second.get_future()):
+    """The bits and the scale, each in an all-gather of its own."""
+    gradient, n, key = bucket.buffer(), bucket.buffer().numel(), tuple(bucket.parameters())
+    wanted = gradient + state.get(key, 0)
+    payload = pack(wanted >= 0, wanted.abs().mean())
+    state[key] = wanted - unpack(payload, [n], wanted.dtype)
+    halves = [half.clone() for half in payload.split([len(payload) - 8, 8])]
+    found = [[torch.empty_like(half) for _ in range(dist.get_world_size())] for half in halves]
+    works = [dist.all_gather(f, half, async_op=True) for f, half in zip(found, halves, strict=True)]
+
+    def decode(_):
+        parts = [torch.cat(pair) for pair in zip(*found, strict=True)]
+        return gradient.copy_(_mean([unpack(part, [n], gradient.dtype) for part in parts]))
+
+    return both(*works).then(decode)
+
+
+def _two_futures(state, bucket):
+    def both(*works):
+        return torch.futures.collect_all([work.get_future() for work in works])
+
+    return _in_two_messages(state, bucket, both)
+
+
+_LEFT = {}
 HOOK_WRONG = {
     "stub": _stub_hook,
     "not_compressed": _exact,
@@ -347,6 +501,13 @@ HOOK_WRONG = {
     "sends_floats": _floats,
     "byte_for_each_sign": _bytes,
     "returns_no_future": _onebit(finish=_tensor),
+    "loses_a_handle": _in_two_messages,
+    "zero_is_minus": _onebit(plus=lambda wanted: wanted > 0),
+    "zero_is_nothing": _signs,
+    "kept_elsewhere": _elsewhere,
+    "scale_of_each_parameter": _scales,
+    "lower_precision": lambda state, bucket: _scales(state, bucket, torch.float32, each=False),
+    "waits_in_hook": _onebit(finish=_waits),
 }
 
 
@@ -363,10 +524,22 @@ def _by_parameter(state, bucket):
     return future.then(lambda _: sum(unpack(p, [sum(sizes)], torch.float64) for p in found.chunk(size)) / size)
 
 
+def _another_tensor(state, bucket):
+    """DDP takes what the Future holds, wherever it stands."""
+    gradient, n, key = bucket.buffer(), bucket.buffer().numel(), tuple(bucket.parameters())
+    wanted = gradient + state.get(key, 0)
+    payload = pack(wanted >= 0, wanted.abs().mean())
+    state[key] = wanted - unpack(payload, [n], wanted.dtype)
+    everyones = [torch.empty_like(payload) for _ in range(dist.get_world_size())]
+    future = dist.all_gather(everyones, payload, async_op=True).get_future()
+    return future.then(lambda _: _mean([unpack(part, [n], gradient.dtype) for part in everyones]))
+
+
 HOOK_AGAIN = [("keyed_by_index", _onebit(key=lambda bucket: bucket.parameters()[0]))]
 HOOK_RIGHT = {
     "as the solution": _onebit(),
     "by parameter": _by_parameter,
-    "waits at once": _onebit(finish=_waits),
+    "another tensor": _another_tensor,
+    "two messages": _two_futures,
     "ids": _onebit(key=lambda bucket: tuple(id(p) for p in bucket.parameters())),
 }

@@ -3,10 +3,22 @@
 import math
 from collections.abc import Iterator
 
-from course_lib.check.findings import errors
+from course_lib.check.findings import destroyed, ended_badly, errors
 from course_lib.check.group import KINDS, Evidence, GroupSpec, Wrong
 from course_lib.check.known import destroys_group, known
-from course_lib.check.specs.data_evaluate import MEAN, WORLD, Oracle, cases, compare, facts, oracle
+from course_lib.check.specs.data_evaluate import (
+    MEAN,
+    WORLD,
+    Oracle,
+    cases,
+    facts,
+    oracle,
+    passes,
+    untouched,
+    values,
+    work,
+)
+from course_lib.check.specs.data_evaluate_messages import OF_MESSAGES, calls, messages
 
 
 def _forwards(e: Evidence) -> Iterator[tuple[int, int, list[int], bool, bool, float]]:
@@ -332,8 +344,17 @@ MISTAKES = (
     *known(float32_sums, kinds=("values",)),
     *known(leaves_early, one_rank_calls, kinds=("hangs", "ended")),
     *known(whole_share_at_once, graph_kept, one_rank_works, kinds=("traffic",)),
+    *known(*OF_MESSAGES, kinds=("messages",)),
     *known(mode_not_restored, kinds=("input",)),
 )
+
+
+def compare(e: Evidence) -> Wrong | None:
+    """None when all is right; else what is wrong, the most telling first."""
+    for look in (destroyed, values, ended_badly, passes, work, messages, untouched):
+        if wrong := look(e):
+            return wrong
+    return None
 
 
 def praise(e: Evidence) -> list[str]:
@@ -341,10 +362,13 @@ def praise(e: Evidence) -> list[str]:
     lengths = [len(case.inputs[0]) for case in e.cases]
     right = round(e.cases[0].expected[0][0].item() * lengths[0])
     sizes = [sum(len(f[0]) for f in fact["forwards"]) for fact in facts(e, 0)]
+    sent = calls(e, 0, 0)
     return [
         f"{right} of {lengths[0]} right, and the loss, as in one process, on every rank (shares of "
         f"{', '.join(map(str, sizes))}); also for {lengths[1]} samples, and for {lengths[2]}, where a rank has none",
         "each sample once, through the bare module in evaluation mode, with the buffers of rank 0, without a graph",
+        f"{len(sent)} calls of rank 0, with {sum(m.nbytes for m in sent)} bytes, no more for {lengths[1]} samples than "
+        f"for {lengths[2]}",
         "the model is in training mode again, its weights as before",
     ]
 

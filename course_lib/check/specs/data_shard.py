@@ -13,10 +13,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from course_lib.check.findings import destroyed, ended_badly
+from course_lib.check.findings import destroyed, ended_badly, errors
 from course_lib.check.group import Evidence, GroupCase, Wrong
 
 PROCESSES = 3
+IN = "in "  # before the call, in a note at an exception
 LATER = (10, 64, 100, 128, 256, 1000, 1024)  # epochs: where only some digits or bits of the number are used
 # What can be wrong, beside `group.KINDS`: the form of what is returned; processes or calls do not agree; samples are
 # lost or repeated; the order depends on the world size, is no shuffle, or is that of another seed or epoch.
@@ -35,6 +36,10 @@ class Call:
     def __str__(self) -> str:
         given = f"seed={self.seed}, epoch={self.epoch}, samples={self.samples}"
         return f"shard({given}, rank, world_size={self.world_size})"
+
+    def of(self, rank: int) -> str:
+        """The call for one rank."""
+        return str(self).replace("rank,", f"rank={rank},")
 
 
 def cases(rng: random.Random) -> list[GroupCase]:
@@ -68,7 +73,11 @@ def drive(fn: Callable, _: torch.Tensor, calls: list[Call], salt: int) -> tuple[
 
 
 def _share(fn: Callable, call: Call, rank: int) -> list[int] | str:
-    return indices(fn(call.seed, call.epoch, call.samples, rank, call.world_size))
+    try:
+        return indices(fn(call.seed, call.epoch, call.samples, rank, call.world_size))
+    except BaseException as error:
+        error.add_note(f"{IN}{call.of(rank)}")
+        raise
 
 
 @contextmanager
@@ -163,6 +172,17 @@ class Seen:
                 yield number
 
 
+def raised(e: Evidence) -> Wrong | None:
+    """Which call raised: one process makes many, for several ranks."""
+    for _, answer in errors(e):
+        message, marked, call = answer.error_text.rpartition(f"\n{IN}")
+        if marked:
+            at = f"\n  raised at {answer.error_at}" if answer.error_at else ""
+            said = f": {message}" if message else ""
+            return Wrong("raised", f"{call} raised {answer.error}{said}{at}", 0)
+    return None
+
+
 def talks(e: Evidence) -> Wrong | None:
     """A pure function asks nobody."""
     for m in e.messages.get(0, ()):
@@ -177,7 +197,7 @@ def well_formed(e: Evidence) -> Wrong | None:
         bad = next((given for given in [facts["first"], *facts["shares"].values()] if isinstance(given, str)), None)
         if bad:
             return Wrong("form", f"shard returned a value of type {bad}; a list of indices is needed.", 0)
-        call = f"{seen.calls[0]}".replace("rank", "rank=0", 1)
+        call = seen.calls[0].of(0)
         if facts["first"] != seen.facts[0]["first"]:
             starts = [str(f["first"][:4])[:-1] for f in (seen.facts[0], facts)]
             text = f"{call} begins {starts[0]} ... in process 0 and {starts[1]} ... in process {process}."
@@ -259,7 +279,7 @@ def untouched(e: Evidence) -> Wrong | None:
 
 def compare(e: Evidence) -> Wrong | None:
     """None when all is right; else what is wrong, the most telling first."""
-    for look in (destroyed, ended_badly, talks, well_formed, complete, ordered, untouched):
+    for look in (destroyed, raised, ended_badly, talks, well_formed, complete, ordered, untouched):
         if wrong := look(e):
             return wrong
     return None

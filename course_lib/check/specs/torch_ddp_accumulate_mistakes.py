@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from course_lib.check.group import Evidence, Wrong
-from course_lib.check.specs.torch_ddp_oracle import Parts, close, gradient_bytes, parts_at, right_updates
+from course_lib.check.specs.torch_ddp_drive import LEFT_OVER
+from course_lib.check.specs.torch_ddp_oracle import Parts, close, parts_at, right_updates
 
 Formula = Callable[[Parts, int], torch.Tensor]  # (the parts, rank) -> the gradient of that rank
 
@@ -25,6 +26,19 @@ class Seen:
         return all(close(got, want) for got, want in pairs) and not close(pairs[0][1], self.parts.right)
 
 
+def _remembered(look: Callable[[Evidence, Wrong], "Seen | None"]) -> Callable[[Evidence, Wrong], "Seen | None"]:
+    """What was seen last: all mistakes ask about the same evidence, one after the other."""
+    last: list = [None, None, None]
+
+    def seen(e: Evidence, wrong: Wrong) -> Seen | None:
+        if last[0] is not e or last[1] is not wrong:
+            last[:] = e, wrong, look(e, wrong)
+        return last[2]
+
+    return seen
+
+
+@_remembered
 def seen(e: Evidence, wrong: Wrong) -> Seen | None:
     """None when gradients are right, or some rank made no step."""
     case, answers = e.cases[wrong.case], e.answers[wrong.case]
@@ -64,17 +78,19 @@ def zeroed_before_step(e: Evidence, wrong: Wrong) -> str | None:
         return None
     return (
         "When the optimizer steps, there are no gradients: backward was not called, or zero_grad() came after it. Call "
-        "optimizer.zero_grad() before the first microbatch, or after the step."
+        "optimizer.zero_grad() once, before the first microbatch."
     )
 
 
 def _formula(text: str, formula: Formula) -> Callable[[Callable], Callable[[Evidence, Wrong], str | None]]:
-    """A mistake by its formula; `text` may use {update}."""
+    """A mistake by its formula; `text` may use {world} and {ratio}, of its length to the right one's."""
 
     def named(marker: Callable) -> Callable[[Evidence, Wrong], str | None]:
         def says(e: Evidence, wrong: Wrong) -> str | None:
             found = seen(e, wrong)
-            return text.format(update=found.update) if found and found.fits(formula) else None
+            if found is None or not found.fits(formula):
+                return None
+            return text.format(world=found.parts.world, ratio=found.got[0].norm() / found.parts.right.norm())
 
         says.__name__ = marker.__name__
         return says
@@ -222,17 +238,85 @@ def mean_of_each_microbatch() -> None: ...
 def takes_equal_sizes() -> None: ...
 
 
-def never_zeroes(e: Evidence, wrong: Wrong) -> str | None:
+@_formula(
+    "The gradient is {ratio:.3g} times what it should be, as with a 2 where the number of ranks belongs; here are "
+    "{world}. dist.get_world_size() tells it.",
+    lambda p, rank: p.right * 2 / p.world,
+)
+def two_for_world_size() -> None: ...
+
+
+def _left_over(e: Evidence, wrong: Wrong) -> bool:
+    """Each gradient is off by the same number everywhere: that with which .grad was filled before, times a factor."""
     found = seen(e, wrong)
-    if found is None or found.update == 0:
+    if found is None:
+        return False
+    off = torch.stack([got - found.parts.right for got in found.got])
+    return not close(off, torch.zeros_like(off)) and close(off, off.mean().expand_as(off))
+
+
+def never_zeroes(e: Evidence, wrong: Wrong) -> str | None:
+    if not _left_over(e, wrong) or e.answers[wrong.case][0].facts["zeroed"][0]:
         return None
-    before = [answer.tensors[f"grad {found.update - 1} 0"] for answer in e.answers[wrong.case]]
-    if all(close(got - old, found.parts.right) for got, old in zip(found.got, before, strict=True)):
+    return (
+        f"The check fills .grad with {LEFT_OVER} before each update, and that is still in the sum: zero_grad() is "
+        "missing. Call it once an update, before the first microbatch."
+    )
+
+
+def zeroes_only_at_the_end(e: Evidence, wrong: Wrong) -> str | None:
+    if not _left_over(e, wrong):
+        return None
+    return (
+        f"The check fills .grad with {LEFT_OVER} before each update, and that is still in the sum: zero_grad() comes "
+        "only after the step. Then an update is right if nobody has called backward before it, for example to look at "
+        "a gradient. Call it before the first microbatch."
+    )
+
+
+def clips(e: Evidence, wrong: Wrong) -> str | None:
+    """By length, or each element; a factor would be the same in the cases with small and with large gradients."""
+    found = seen(e, wrong)
+    if found is None or found.update:
+        return None
+    got, right = found.got[0], found.parts.right
+    most = got.abs().max()
+    if close(got, right.clamp(-most, most)):
         return (
-            f"Update {found.update} has its own gradient plus that of the update before: zero_grad() is missing. Call "
-            "it once an update."
+            f"What is larger than {most:.3g} was cut off: clip_grad_value_, perhaps. It is not asked for here, and "
+            "changes the gradient's direction."
+        )
+    length = got.norm()
+    if length < right.norm() and close(got, right * (length / right.norm())) and _as_long_elsewhere(e, wrong, length):
+        return (
+            f"The gradient has the right direction, and the length {length:.3g} instead of {right.norm():.3g}: it was "
+            "clipped, by clip_grad_norm_ perhaps. That is not asked for here."
         )
     return None
+
+
+def _as_long_elsewhere(e: Evidence, wrong: Wrong, length: torch.Tensor) -> bool:
+    """Small gradients were right, or the first gradients of another case have the same length, too."""
+    others = [k for k in e.numbers() if k != wrong.case and "grad 0 0" in e.answers[k][0].tensors]
+    same = [abs(e.answers[k][0].tensors["grad 0 0"].norm() / length - 1) < 1e-3 for k in others]
+    return e.cases[wrong.case].options["loud"] > 1 or any(same)
+
+
+def lower_precision(e: Evidence, wrong: Wrong) -> str | None:
+    found = seen(e, wrong)
+    if found is None:
+        return None
+    off = max(float((got - found.parts.right).abs().max()) for got in found.got) / float(found.parts.right.abs().max())
+    if not off < 1e-2:
+        return None
+    text = f"The gradient is right but for {off:.0e} of its largest element, as after a rounding to "
+    if off > 1e-6:
+        return f"{text}float16 or bfloat16, which have 11 and 8 bits. The model is float64: convert nothing."
+    return (
+        f"{text}float32, which has 24 bits. The model is float64: convert nothing. And a number divided by a tensor of "
+        "whole numbers is float32: multiply the loss by the world size first, then divide by the count, or take "
+        "count.item()."
+    )
 
 
 OF_STEPS = (steps_each_time, no_step, zeroed_before_step)
@@ -240,69 +324,6 @@ OF_VALUES = (
     calls_module, never_synchronises, synchronises_the_first, synchronises_all_but_the_last, zeroes_each_microbatch,
     zeroes_each_microbatch_of_means, mean_of_means, sum_of_means, divides_by_local_count, forgets_world_size,
     sums_over_ranks, local_count_times_world, not_divided, count_of_each_microbatch, mean_of_each_microbatch,
-    divides_by_microbatches, takes_equal_sizes, never_zeroes,
+    divides_by_microbatches, takes_equal_sizes, two_for_world_size, never_zeroes, zeroes_only_at_the_end, clips,
+    lower_precision,
 )  # fmt: skip
-
-
-def no_sync_around_backward_only(e: Evidence, wrong: Wrong) -> str | None:
-    facts = e.answers[wrong.case][0].facts
-    if not facts["entered"] or facts["inside"]:
-        return None
-    return (
-        "no_sync() is around backward only. DDP decides in forward whether the backward will be synchronised: put both "
-        "inside."
-    )
-
-
-def no_no_sync(e: Evidence, wrong: Wrong) -> str | None:
-    if e.answers[wrong.case][0].facts["entered"]:
-        return None
-    return (
-        "The values are right, but DDP sends all gradients after each microbatch. Put forward and backward of all "
-        "microbatches but the last into `with model.no_sync():`."
-    )
-
-
-def sends_another_way(e: Evidence, wrong: Wrong) -> str | None:
-    return wrong.detail or None
-
-
-def synchronises_too_often(e: Evidence, wrong: Wrong) -> str | None:
-    facts, case = e.answers[wrong.case][0].facts, e.cases[wrong.case]
-    updates = case.options["sizes"][0]
-    micro = sum(len(of_update) - 1 for of_update in updates)
-    if not 0 < facts["inside"] < micro:
-        return None
-    return (
-        f"In {len(updates)} updates {facts['inside']} forwards were in no_sync(), and {micro} belong there: those of "
-        "all microbatches but the last."
-    )
-
-
-def averages_again(e: Evidence, wrong: Wrong) -> str | None:
-    facts, case = e.answers[wrong.case][0].facts, e.cases[wrong.case]
-    micro = sum(len(of_update) - 1 for of_update in case.options["sizes"][0])
-    if facts["inside"] < micro:
-        return None
-    return (
-        f"The gradients travel again after DDP has averaged them ({gradient_bytes()} bytes an update would do). Leave "
-        "the all-reduce of gradients to DDP."
-    )
-
-
-OF_TRAFFIC = (
-    sends_another_way, no_sync_around_backward_only, no_no_sync, synchronises_too_often, averages_again,
-)  # fmt: skip
-
-
-def skips_empty_microbatch(e: Evidence, wrong: Wrong) -> str | None:
-    if e.cases[wrong.case].group != "tail":
-        return None
-    return (
-        "It happens only where rank 1 has a microbatch without samples. The others wait for its all-reduce: let it run "
-        "forward and backward all the same (the sum of no losses is 0, and so is its gradient), and divide by the "
-        "number of samples of all ranks, which is not 0."
-    )
-
-
-OF_HANGS = (skips_empty_microbatch,)

@@ -3,6 +3,8 @@
 Both give after each update what the judge needs; it computes what is right out there.
 """
 
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from course_lib.check import in_rank
+from course_lib.check.specs.torch_ddp_memory import Graphs
+
 FEATURES, HIDDEN, CLASSES = 5, 7, 3
+LEFT_OVER = 0.5  # each element of .grad before an update, which must not count
 
 
 def net() -> nn.Module:
@@ -52,30 +58,43 @@ class Watched(DistributedDataParallel):
         return super().forward(*args, **kwargs)
 
 
-def drive_accumulate(accumulate, samples: torch.Tensor, *, sizes: list[list[list[int]]]) -> tuple[dict, dict]:
-    """`sizes[rank][update]`: samples of each microbatch. Gradients are noted whenever the optimizer steps."""
+def drive_accumulate(
+    accumulate, samples: torch.Tensor, *, sizes: list[list[list[int]]], loud: float
+) -> tuple[dict, dict]:
+    """`sizes[rank][update]`: samples of each microbatch. Gradients are noted whenever the optimizer steps.
+
+    loud  by what the weights of the last layer are multiplied, so that gradients are large
+
+    Facts, for each update: "steps" of the optimizer; "zeroed", is .grad empty or 0 at the end; "passes", see `Graphs`.
+    """
     torch.manual_seed(dist.get_rank())  # other weights and other random numbers on each rank
-    model = Watched(net(), bucket_cap_mb=0.0003)
+    module = net()
+    module[-1].weight.data *= loud
+    model = Watched(module, bucket_cap_mb=0.0003)
     optimizer, tensors = sgd(model), {}
     (model(torch.zeros(1, FEATURES, dtype=torch.float64)).sum() * 0).backward()  # from now on DDP's buckets are final
-    model.zero_grad()
     model.forwards = 0
-    steps: list[int] = []
+    graphs = Graphs(module)
+    facts: dict[str, list] = {"steps": [], "zeroed": [], "passes": []}
     flat = lambda found: torch.cat([t.detach().flatten() for t in found])  # noqa: E731
 
     def note(*_: object) -> None:
         found = [torch.full_like(p, torch.nan) if p.grad is None else p.grad for p in model.parameters()]
-        tensors[f"grad {len(steps) - 1} {steps[-1]}"] = flat(found)
-        steps[-1] += 1
+        tensors[f"grad {len(facts['steps']) - 1} {facts['steps'][-1]}"] = flat(found)
+        facts["steps"][-1] += 1
 
     optimizer.register_step_pre_hook(note)
     tensors["start"] = flat(model.parameters())
     for number, microbatches in enumerate(cut(samples, sizes[dist.get_rank()])):
-        steps.append(0)
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, LEFT_OVER)
+        facts["steps"].append(0)
+        graphs.passes = []
         accumulate(model, optimizer, microbatches)
         tensors[f"weights {number}"] = flat(model.parameters())
-    facts = {"entered": model.entered, "forwards": model.forwards, "inside": model.forwards_inside}
-    return {"steps": steps, **facts}, tensors
+        facts["passes"].append(graphs.passes)
+        facts["zeroed"].append(all(p.grad is None or not p.grad.any() for p in model.parameters()))
+    return facts | {"entered": model.entered, "forwards": model.forwards, "inside": model.forwards_inside}, tensors
 
 
 class Linear(nn.Module):
@@ -99,34 +118,72 @@ class Linear(nn.Module):
 
 
 def drive_hook(
-    hook, gradients: torch.Tensor, *, lengths: list[int], order: list[int], bucket_bytes: int, settled: bool
+    hook,
+    gradients: torch.Tensor,
+    *,
+    lengths: list[int],
+    order: list[int],
+    bucket_bytes: int,
+    settled: bool,
+    emptied: int | None = None,
+    patient: int | None = None,
+    patience: float = 0.0,
 ) -> tuple[dict, dict]:
     """`gradients`: this rank's, one row for each step. Notes the averaged ones, and what was in which bucket.
 
     settled  DDP makes its first backward without the hook, so that the hook sees the final buckets only
+    emptied  the step before which `state` is emptied
+    patient  in the last step this rank begins its backward only when all hooks of the others have returned, or
+             `patience` seconds later
+
+    Facts of the last step, in seconds of time.monotonic(): "hooks", begin and end of each call; "began", of backward.
     """
     model = DistributedDataParallel(Linear(lengths, order), bucket_cap_mb=bucket_bytes / 2**20)
     number_of = {parameter: number for number, parameter in enumerate(model.module.weights)}
     state: dict = {}
     layouts: list[list[list[int]]] = []
-    tensors = {}
+    tensors, calls = {}, []
 
     def watched(state: dict, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         layouts[-1].append([number_of[p] for p in bucket.parameters()])
+        calls.append([time.monotonic()])
         future = hook(state, bucket)
+        calls[-1].append(time.monotonic())
         if not isinstance(future, torch._C.Future):
             raise NotAFuture(f"the hook returned a {type(future).__name__}, not a Future")
+        if patient is not None and last and bucket.is_last():
+            _mark(dist.get_rank()).touch()
         return future
 
     if settled:
         model(gradients[0] * 0).backward()
     model.register_comm_hook(state, watched)
     for number, row in enumerate(gradients):
+        last = number == len(gradients) - 1
         layouts.append([])
+        calls.clear()
+        if number == emptied:
+            state.clear()
         model.zero_grad()
-        model(row).backward()
+        loss = model(row)
+        if last and dist.get_rank() == patient:
+            _await_others(patience)
+        began = time.monotonic()
+        loss.backward()
         tensors[f"grad {number}"] = torch.cat([w.grad.flatten() for w in model.module.weights])
-    return {"layouts": layouts}, tensors
+    return {"layouts": layouts, "hooks": calls, "began": began}, tensors
+
+
+def _mark(rank: int) -> Path:
+    """There when the hooks of this rank have returned. A file, since a message would be one more collective."""
+    return Path(in_rank.place, f"hooks_{rank}")
+
+
+def _await_others(patience: float) -> None:
+    marks = [_mark(rank) for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
+    end = time.monotonic() + patience
+    while not all(mark.exists() for mark in marks) and time.monotonic() < end:
+        time.sleep(0.0005)
 
 
 class NotAFuture(TypeError):

@@ -9,45 +9,53 @@ from course_lib.check.findings import destroyed, ended_badly, told_apart
 from course_lib.check.group import Evidence, GroupCase, GroupMistake, GroupSpec, Wrong
 from course_lib.check.specs import torch_ddp_onebit_mistakes as mistakes
 from course_lib.check.specs.torch_ddp_drive import drive_hook
-from course_lib.check.specs.torch_ddp_onebit_oracle import RIGHT, close, found, simulate
+from course_lib.check.specs.torch_ddp_onebit_oracle import RIGHT, fits, fitting, found, off, simulate
 
 STEPS = 4
+PATIENCE = 4.0  # seconds; half of it only a hook takes that waits for others
+OURS = "torch_ddp_drive.py, "  # where DDP itself sends
 SLACK = 24  # bytes for each bucket, above its bits: a scale, and what rounding up may cost
 
 
 def _case(group: str, world: int, lengths: list[int], note: str, generator: torch.Generator, **more) -> GroupCase:
     rows = (STEPS, sum(lengths))
     inputs = tuple(torch.randn(rows, generator=generator, dtype=torch.float64) for _ in range(world))
+    for rank, gradients in enumerate(inputs):
+        gradients[0, rank] = 0  # the rule says >= 0
     options = {"lengths": lengths, "order": [2, 0, 3, 1], "settled": False, "bucket_bytes": 2**30} | more
     story = f"{world} ranks, {sum(lengths)} gradients in {note}"
     return GroupCase(group, story, inputs, (torch.zeros(0),) * world, options, drive=drive_hook)
 
 
 def cases(rng: random.Random) -> list[GroupCase]:
-    """Two buckets of equal length; one bucket whose order changes after the first backward; odd lengths."""
+    """Two buckets of equal length; one whose order changes after the first backward; odd lengths, and a late rank."""
     generator = torch.Generator().manual_seed(rng.getrandbits(60))
     a, b = rng.randint(5, 8), rng.randint(9, 12)
     odd = [rng.randint(2, 5), rng.randint(20, 30), rng.randint(11, 19), rng.randint(6, 10)]
+    late = {"patient": rng.randrange(2), "patience": PATIENCE}
     return [
         # Gradients arrive in the order 1, 3, 0, 2. A bucket is closed when it holds at least so many bytes.
-        _case("two", 3, [a, a, b, b], "2 buckets", generator, settled=True, bucket_bytes=8 * (a + 1)),
+        _case(
+            "two", 3, [a, a, b, b], f"2 buckets, `state` is emptied before step {STEPS - 1}", generator,
+            settled=True, bucket_bytes=8 * (a + 1), emptied=STEPS - 1,
+        ),
         # Here they arrive as 0, 3, 1, 2, and DDP begins with 0, 1, 2, 3: a key must be more than the first parameter.
         _case("one", 3, odd, "1 bucket, the hook registered before the first backward", generator, order=[2, 1, 3, 0]),
-        _case("odd", 2, odd, "buckets of odd length", generator, bucket_bytes=8 * 12),
-    ]
+        _case("odd", 2, odd, "buckets of odd length", generator, bucket_bytes=8 * 12, **late),
+    ]  # fmt: skip
 
 
 def values(e: Evidence) -> Wrong | None:
     """The first step whose averages are not what one bit, with what was left over, gives."""
     for number in e.numbers():
         case, got = e.cases[number], found(e, number)
-        if any(close(got, simulate(e, number, rule)) for rule in RIGHT):
+        if any(fits(e, number, rule, got) for rule in RIGHT):
             continue
-        want = [simulate(e, number, rule) for rule in RIGHT]
-        step = next(s for s in range(STEPS) if not any(close(got[:, : s + 1], w[:, : s + 1]) for w in want))
-        scale = max(1e-3, want[0].abs().max())
-        rank, at = ((got[:, step] - want[0][:, step]).abs().nan_to_num(9e9) > 1e-10 * scale).nonzero()[0].tolist()
-        is_, right = told_apart(got[rank, step, at].item(), want[0][rank, step, at].item())
+        leading = {rule: fitting(e, number, rule, got) for rule in RIGHT}
+        rule = max(leading, key=leading.get)
+        step, want = leading[rule], simulate(e, number, rule)
+        rank, at = off(got[:, step], want[:, step]).nonzero()[0].tolist()
+        is_, right = told_apart(got[rank, step, at].item(), want[rank, step, at].item())
         layout = e.answers[number][0].facts["layouts"][step]
         text = (
             f"{case.story}: step {step}, rank {rank}: element {at} of all gradients was averaged to {is_}, and should "
@@ -97,9 +105,45 @@ def traffic(e: Evidence) -> Wrong | None:
     return None
 
 
+def unasked(e: Evidence) -> Wrong | None:
+    """What is in a tensor before its collective has ended is luck."""
+    for number in e.numbers():
+        for m in e.messages[number]:
+            if m.end is None and not m.where.startswith(OURS):
+                text = (
+                    f"{e.cases[number].story}: rank {m.rank} starts {m.op} ({m.where}), and nothing waits for its end."
+                )
+                return Wrong("handles", text, number)
+    return None
+
+
+def late(e: Evidence) -> Wrong | None:
+    """A hook that returns only when another rank has begun its backward waits for it, and holds up its own."""
+    for number in e.numbers():
+        case, answers = e.cases[number], e.answers[number]
+        patient = case.options.get("patient")
+        began = None if patient is None else answers[patient].facts["began"]
+        for rank, answer in enumerate(answers):
+            held = [] if began is None or rank == patient else answer.facts["hooks"]
+            for start, end in held:
+                if start + case.options["patience"] / 2 < began < end:
+                    text = (
+                        f"{case.story}: in step {STEPS - 1} rank {patient} began its backward {began - start:.1f} s "
+                        f"later than rank {rank}, whose hook returned only then"
+                    )
+                    return Wrong("overlap", f"{text}{_called(e, number, rank, began)}.", number)
+    return None
+
+
+def _called(e: Evidence, number: int, rank: int, began: float) -> str:
+    """Which call it waited for: the last before that moment."""
+    calls = [m for m in e.messages[number] if m.rank == rank and m.start + e.zero[number] < began]
+    return f": it waits for the end of {calls[-1].op} ({calls[-1].where})" if calls else ""
+
+
 def compare(e: Evidence) -> Wrong | None:
     """None when all is right; else what is wrong, the most telling first."""
-    for look in (destroyed, values, ended_badly, bits, traffic):
+    for look in (destroyed, unasked, values, bits, traffic, late, ended_badly):
         if wrong := look(e):
             return wrong
     return None
@@ -112,7 +156,7 @@ def praise(e: Evidence) -> list[str]:
     return [
         f"averages as one bit with error feedback gives them, in each of {STEPS} steps, to 10 digits ({len(e.cases)} "
         "cases, 2 and 3 ranks, one bucket and more, buckets that change after the first backward)",
-        "all ranks have the same bits",
+        "all ranks have the same bits, what is left over is in `state`, and no hook waits for another rank",
         f"bytes: each of 3 ranks sent {sent(e, number, 0)} where the gradients have {plain}",
     ]
 
@@ -122,9 +166,11 @@ def _named(functions: tuple[Callable, ...], *kinds: str) -> tuple[GroupMistake, 
 
 
 MISTAKES = (
+    *_named(mistakes.OF_HANDLES, "handles"),
     *_named(mistakes.OF_VALUES, "values"),
     *_named(mistakes.OF_BITS, "bits"),
     *_named(mistakes.OF_TRAFFIC, "traffic"),
+    *_named(mistakes.OF_OVERLAP, "overlap"),
     *_named(mistakes.OF_ERRORS, "raised"),
 )
 SPEC = GroupSpec("07_torch_ddp", "onebit_hook", 7, cases, compare, MISTAKES, praise, "one")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from course_lib.check.findings import errors
 from course_lib.check.group import Evidence, Wrong
-from course_lib.check.specs.torch_ddp_onebit_oracle import close, exact, found, simulate, variants
+from course_lib.check.specs.torch_ddp_onebit_oracle import close, exact, fits, found, variants
 
 Says = Callable[[Evidence, Wrong], str | None]
 
@@ -12,7 +12,7 @@ Says = Callable[[Evidence, Wrong], str | None]
 def _rule(name: str, text: str, **changed: str) -> Says:
     def says(e: Evidence, wrong: Wrong) -> str | None:
         got = found(e, wrong.case)
-        return text if any(close(got, simulate(e, wrong.case, rule)) for rule in variants(**changed)) else None
+        return text if any(fits(e, wrong.case, rule, got) for rule in variants(**changed)) else None
 
     says.__name__ = name
     return says
@@ -22,6 +22,16 @@ def not_compressed(e: Evidence, wrong: Wrong) -> str | None:
     if not close(found(e, wrong.case), exact(e, wrong.case)):
         return None
     return "These are the exact averages of the gradients. What is asked for is the average of one bit an element."
+
+
+def lower_precision(e: Evidence, wrong: Wrong) -> str | None:
+    got = found(e, wrong.case)
+    if not any(fits(e, wrong.case, rule, got, 1e-6) for rule in variants()):
+        return None
+    return (
+        "Nearly right: the first digits agree, as after a rounding to float32. These gradients are float64: let scale "
+        "and buffers have the bucket's dtype."
+    )
 
 
 OF_VALUES = (
@@ -83,6 +93,29 @@ OF_VALUES = (
         scale="gradient",
     ),
     _rule(
+        "zero_is_minus",
+        "What is exactly 0 is sent as -scale. The rule here is +scale where wanted >= 0.",
+        sign="minus",
+    ),
+    _rule(
+        "zero_is_nothing",
+        "What is exactly 0 is sent as 0, as torch.sign gives it. One bit knows only + and -: +scale where wanted >= 0.",
+        sign="nothing",
+    ),
+    _rule(
+        "kept_elsewhere",
+        "`state` was emptied, and what was left over came back all the same: it is kept somewhere else, in a global "
+        "dict perhaps, which all models would share. Keep it in `state`: each model has its own, and whoever writes "
+        "checkpoints knows where it is.",
+        memory="elsewhere",
+    ),
+    _rule(
+        "scale_of_each_parameter",
+        "Each parameter has a scale of its own, as in the course's hook `onebit`. Here it is one for the bucket: the "
+        "mean of |wanted| over all of it.",
+        scale="parameter",
+    ),
+    _rule(
         "scale_is_max", "The scale is the largest absolute value. Take the mean of the absolute values.", scale="max"
     ),
     _rule(
@@ -107,6 +140,7 @@ OF_VALUES = (
         combine="own",
     ),
     _rule("never_exchanges", "Each rank has its own values: nothing was gathered.", combine="local"),
+    lower_precision,
 )
 
 
@@ -159,6 +193,23 @@ def future_of_no_tensor(e: Evidence, wrong: Wrong) -> str | None:
     )
 
 
+def waits_in_hook(e: Evidence, wrong: Wrong) -> str | None:
+    return (
+        "A hook runs inside backward: while it waits, backward does not go on, so nothing overlaps. Start the "
+        "all-gather with async_op=True, and return work.get_future().then(decode): decode is called when the bytes are "
+        "there."
+    )
+
+
+def loses_a_handle(e: Evidence, wrong: Wrong) -> str | None:
+    return (
+        "The result is read while it may still be on its way. Take the Future of each collective; several become one "
+        "by torch.futures.collect_all([...]). Or put everything into one tensor, as `pack` does."
+    )
+
+
+OF_HANDLES = (loses_a_handle,)
+OF_OVERLAP = (waits_in_hook,)
 OF_BITS = (different_order,)
 OF_TRAFFIC = (sends_floats, byte_for_each_sign)
 OF_ERRORS = (returns_no_future, future_of_no_tensor)

@@ -1,5 +1,6 @@
 """Exercise 07: what a hook of one bit an element gives, step by step, and what it gives with a usual mistake in it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,13 +17,17 @@ class Rule:
               the bucket's buffer but the buffer, which holds the new gradient by the next step)
     keep      what is kept: "unsent", "wanted", "gradient" (without what was left before), "average" (of all ranks),
               "negative" (sent - wanted), "sent"
-    scale     "mean" of absolute values, their "max", the "norm", their root mean square "rms", or the mean of the
-              "gradient"
+    memory    where that is: in "state", which may be emptied from outside, or "elsewhere"
+    sign      of 0: "plus", "minus", or "nothing"
+    scale     "mean" of absolute values, that of each "parameter", their "max", the "norm", their root mean square
+              "rms", or the mean of the "gradient"
     combine   "mean", "sum", "twice" divided, majority "vote", "own" scale for the signs of all, "local" (no exchange)
     """
 
     residual: str = "parameters"
     keep: str = "unsent"
+    memory: str = "state"
+    sign: str = "plus"
     scale: str = "mean"
     combine: str = "mean"
 
@@ -36,35 +41,67 @@ def found(e: Evidence, number: int) -> torch.Tensor:
     return torch.stack([torch.stack([a.tensors[f"grad {step}"] for step in steps]) for a in e.answers[number]])
 
 
+def off(got: torch.Tensor, want: torch.Tensor, digits: float = 1e-10) -> torch.Tensor:
+    """Which elements are not equal to 10 digits of the largest."""
+    return ~((got - want).abs() <= digits * max(1e-3, want.abs().max()))
+
+
 def close(got: torch.Tensor, want: torch.Tensor) -> bool:
     """To 10 digits of the largest."""
-    return bool(((got - want).abs() <= 1e-10 * max(1e-3, want.abs().max())).all())
+    return not off(got, want).any()
 
 
 def simulate(e: Evidence, number: int, rule: Rule) -> torch.Tensor:
     """What all ranks have after each step: (ranks, steps, elements)."""
+    return torch.stack([*steps(e, number, rule)], dim=1)
+
+
+def fitting(e: Evidence, number: int, rule: Rule, got: torch.Tensor, digits: float = 1e-10) -> int:
+    """In how many steps, from the first on, this is what the rule gives."""
+    for step, want in enumerate(steps(e, number, rule)):
+        if off(got[:, step], want, digits).any():
+            return step
+    return got.shape[1]
+
+
+def fits(e: Evidence, number: int, rule: Rule, got: torch.Tensor, digits: float = 1e-10) -> bool:
+    """It is what the rule gives in all steps."""
+    return fitting(e, number, rule, got, digits) == got.shape[1]
+
+
+def steps(e: Evidence, number: int, rule: Rule) -> Iterator[torch.Tensor]:
+    """Step by step what all ranks have: (ranks, elements)."""
     case = e.cases[number]
     ends = torch.tensor(case.options["lengths"]).cumsum(0).tolist()
     starts = [0, *ends]
     kept: list[dict] = [{} for _ in case.inputs]
-    result = torch.full((case.world, *case.inputs[0].shape), torch.nan, dtype=torch.float64)
     for step, layout in enumerate(e.answers[number][0].facts["layouts"]):
+        result = torch.full((case.world, ends[-1]), torch.nan, dtype=torch.float64)
+        if step == case.options.get("emptied") and rule.memory == "state":
+            kept = [{} for _ in case.inputs]
         for index, bucket in enumerate(layout):
             places = torch.cat([torch.arange(starts[p], ends[p]) for p in bucket])
             key = {"index": index, "single": 0, "elements": "all"}.get(rule.residual, tuple(bucket))
-            averaged = _bucket(rule, [g[step][places] for g in case.inputs], kept, key, places)
+            lengths = [ends[p] - starts[p] for p in bucket]
+            averaged = _bucket(rule, [g[step][places] for g in case.inputs], kept, key, places, lengths)
             for rank, values in enumerate(averaged):
-                result[rank, step, places] = values
-    return result
+                result[rank, places] = values
+        yield result
 
 
 def _bucket(
-    rule: Rule, gradients: list[torch.Tensor], kept: list[dict], key: object, places: torch.Tensor
+    rule: Rule,
+    gradients: list[torch.Tensor],
+    kept: list[dict],
+    key: object,
+    places: torch.Tensor,
+    lengths: list[int],
 ) -> list[torch.Tensor]:
     """One bucket in one step; changes what is kept."""
     wanted = [g + _left(rule, memory, key, places, g) for g, memory in zip(gradients, kept, strict=True)]
-    scales = [_scale(rule, w, g) for w, g in zip(wanted, gradients, strict=True)]
-    signs = [torch.where(w >= 0, 1.0, -1.0).double() for w in wanted]
+    scales = [_scale(rule, w, g, lengths) for w, g in zip(wanted, gradients, strict=True)]
+    of_zero = {"plus": 1.0, "minus": -1.0, "nothing": 0.0}[rule.sign]
+    signs = [torch.where(w == 0, of_zero, w.sign()) for w in wanted]
     sent = [scale * sign for scale, sign in zip(scales, signs, strict=True)]
     averaged = _combine(rule, sent, signs, scales)
     for rank, memory in enumerate(kept):
@@ -92,9 +129,10 @@ def _left(rule: Rule, memory: dict, key: object, places: torch.Tensor, like: tor
     return torch.zeros_like(like) if rule.residual == "none" or old is None or old.shape != like.shape else old
 
 
-def _scale(rule: Rule, wanted: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+def _scale(rule: Rule, wanted: torch.Tensor, gradient: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     return {
         "mean": wanted.abs().mean(),
+        "parameter": torch.cat([part.abs().mean().expand(len(part)) for part in wanted.split(lengths)]),
         "max": wanted.abs().max(),
         "norm": wanted.norm(),
         "rms": wanted.square().mean().sqrt(),
