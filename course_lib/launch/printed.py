@@ -17,7 +17,10 @@ class Printed:
 
     def size(self, rank: int) -> int:
         """Bytes that the rank has printed so far."""
-        return self.paths[rank].stat().st_size if self.paths[rank].exists() else 0
+        try:
+            return self.paths[rank].stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def flood(self) -> int | None:
         """The rank that fills the disk, if one does."""

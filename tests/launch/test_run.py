@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib import metadata
 from pathlib import Path
 
 import cloudpickle
@@ -14,9 +15,10 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from course_lib import run
-from course_lib.launch import Message, RunError, follow, program, trace
+from course_lib.launch import Message, RunError, agent, follow, program, trace
 from course_lib.launch.diagnose import RankState
 from course_lib.launch.hang import explain_hang
 from course_lib.launch.printed import KEPT
@@ -591,3 +593,21 @@ def test_run_within_a_rank_is_refused():
         run(print, 1)
 
     assert "inside a rank of another run()" in str(fails(work, 1))
+
+
+def test_the_agent_s_shortcuts_give_what_torch_s_own_ways_give():
+    """Two calls of torch that look through all modules, or all packages, in each fork."""
+
+    def event(name):
+        return name()
+
+    def named(name):
+        return event(name)
+
+    torch_s_own = dynamic_rendezvous.get_method_name
+    assert named(agent._caller) == named(torch_s_own) == "named"
+
+    def programs():
+        return sorted(metadata.entry_points(group="console_scripts").names)
+
+    assert run(programs, ranks=1).results == [programs()]

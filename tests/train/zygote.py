@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-import torch._dynamo  # the first optimizer would import it: two seconds a rank
-
+import course_lib.train.warm  # noqa: F401
+from course_lib.launch.agent import warm_up, warm_up_fully
 from course_lib.launch.dying import die_with_parent
 from course_lib.train.main import main
 
-torch.set_num_threads(1)
+warm_up()
+warm_up_fully()
 die_with_parent()
 gc.freeze()  # forks then neither scan nor copy what is here
 
@@ -86,8 +86,6 @@ def exit_code(work: Callable[..., int], *args: object) -> int:
 def serve(request: dict) -> dict:
     port, pids, elastic = free_port(), [], request["restarts"] is not None
     # Imported once here, not in each fork:
-    if elastic:
-        import torch.distributed.run  # noqa: F401
     if any(word.startswith(("--data.augment", "imagefolder:", "mnist", "cifar10")) for word in request["words"]):
         import torchvision.datasets
         import torchvision.transforms.v2  # noqa: F401
