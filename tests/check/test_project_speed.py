@@ -173,13 +173,20 @@ def test_speeds_that_no_machine_has_are_refused():
     one, ddp = run("runs/one", SLOW, 1), run("runs/ddp", SLOW, 2)
 
     class Room:
-        """Runs nothing: one rank is as fast as two."""
+        """Runs nothing: one rank is as fast as two, but for the parts that something else `disturbs`, from 1."""
+
+        def __init__(self, *disturbs: int) -> None:
+            self.disturbs, self.parts = disturbs, 0
 
         def part(self, of: Run, until: int):
-            rows = [{**row, "step": step, "samples_per_s": 100.0} for row in of.metrics[:1] for step in range(1, until)]
+            self.parts += 1
+            speed = 10.0 if self.parts in self.disturbs else 100.0
+            rows = [{**row, "step": step, "samples_per_s": speed} for row in of.metrics[:1] for step in range(1, until)]
             return type("Part", (), {"rows": rows})
 
-    report.refuse_other_speeds(Room(), one, ddp)
+    report.refuse_other_speeds(quiet := Room(), one, ddp)
+    assert quiet.parts == 2
+    report.refuse_other_speeds(Room(2), one, ddp)
     edited = replace(ddp, metrics=[{**row, "samples_per_s": 900.0} for row in ddp.metrics])
     with pytest.raises(CheckFailed, match=r"9\.00 times as fast as one; .*1\.00 times as fast") as caught:
         report.refuse_other_speeds(Room(), one, edited)

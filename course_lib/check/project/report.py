@@ -16,6 +16,7 @@ RUNS = ["runs/one", "runs/ddp", "runs/slow", "runs/fast", "runs/killed", "runs/h
 KEYS = ("speedup", "efficiency", "comm_share", "predicted_speedup", "off_by")
 APART = 0.02  # as a part of the number; of comm_share as a part of the step
 STEPS, WARM = 20, 5
+LOOKS = 2  # for a second one there must be a reason
 FAR = 4  # times: a busy machine can slow one of two runs down so much
 
 
@@ -107,20 +108,25 @@ def refuse_prediction(told: dict[str, float]) -> None:
 
 
 def refuse_other_speeds(room: again.Room, one: Run, ddp: Run) -> None:
-    """Is the speedup of the folders one that this machine can have?"""
-    mine = []
-    for run in (one, ddp):
-        part = room.part(run, until=STEPS)
-        rows = [row for row in part.rows if row["event"] == "train" and row["step"] > WARM]
-        mine.append(median(row["samples_per_s"] for row in rows))
-    said, again_is = median(speeds(ddp)) / median(speeds(one)), mine[1] / mine[0]
-    if not again_is / FAR < said < again_is * FAR:
-        raise CheckFailed(
-            f"By the run folders {ddp.ranks} ranks are {said:.2f} times as fast as one; run again one after the other, "
-            f"they are {again_is:.2f} times as fast. metrics.jsonl was changed after the training, or the machine was "
-            "busy during one of the two: train both again in new folders.",
-            "metrics_edited",
-        )
+    """Is the speedup of the folders one that this machine can have? Something else may disturb a look, not each."""
+    said, seen = median(speeds(ddp)) / median(speeds(one)), []
+    while len(seen) < LOOKS:
+        alone, together = (speed_again(room, run) for run in (one, ddp))
+        seen.append(together / alone)
+        if seen[-1] / FAR < said < seen[-1] * FAR:
+            return
+    raise CheckFailed(
+        f"By the run folders {ddp.ranks} ranks are {said:.2f} times as fast as one; run again one after the other, "
+        f"they are {' and '.join(f'{ratio:.2f}' for ratio in seen)} times as fast. metrics.jsonl was changed after the "
+        "training, or the machine was busy during one of the two: train both again in new folders.",
+        "metrics_edited",
+    )
+
+
+def speed_again(room: again.Room, run: Run) -> float:
+    """samples/s of the run's first steps, run again now."""
+    rows = [row for row in room.part(run, until=STEPS).rows if row["event"] == "train" and row["step"] > WARM]
+    return median(row["samples_per_s"] for row in rows)
 
 
 def near(got: float, want: float) -> bool:
