@@ -6,6 +6,8 @@
 
 export PYTHON
 unexport PYTHONPATH PYTHONHOME
+# Each of the many processes would compile the course anew.
+unexport PYTHONDONTWRITEBYTECODE
 RUN = PATH="$$(pwd)/.venv/bin:$$PATH" exec .venv/bin/python
 THREADS = OMP_NUM_THREADS=1
 
