@@ -23,7 +23,6 @@ import time
 import traceback
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 
 import psutil
 
@@ -226,18 +225,19 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the kernel, which then tells us
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     adopt_orphans()
-    agent = Agent(channel, folder, warm)
+    agent, kernel_gone = Agent(channel, folder, warm), False
     try:
         if warm:
             warm_up()
         agent.serve()
+        kernel_gone = True
     except (BrokenPipeError, ConnectionResetError):
-        print("the kernel is gone", file=sys.stderr)
+        kernel_gone = True
     finally:
         agent.busy = False
         agent.end_all()
-        if not Path(f"/proc/{agent.parent}").exists() or os.getppid() != agent.parent:
-            shutil.rmtree(folder, ignore_errors=True)
+        if kernel_gone or os.getppid() != agent.parent:
+            shutil.rmtree(folder, ignore_errors=True)  # a kernel that is killed while it ends does not come to that
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from course_lib.launch import Message, RunError, agent, follow, program, trace
 from course_lib.launch.diagnose import RankState
 from course_lib.launch.hang import explain_hang
 from course_lib.launch.printed import KEPT
-from course_lib.launch.supervise import supervisor
+from course_lib.launch.supervise import Supervisor, supervisor
 from course_lib.launch.trace import Blocked
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import a test file
@@ -593,6 +593,15 @@ def test_run_within_a_rank_is_refused():
         run(print, 1)
 
     assert "inside a rank of another run()" in str(fails(work, 1))
+
+
+def test_an_agent_whose_kernel_is_gone_takes_its_folder_with_it():
+    own = Supervisor(warm=False)
+    assert own.folder.exists()
+    own._channel.close()  # all that a killed kernel does
+    assert own._process.wait(30) == 0
+    assert not own.folder.exists()
+    own.close()
 
 
 def test_the_agent_s_shortcuts_give_what_torch_s_own_ways_give():
