@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from course_lib.train import batches
 from course_lib.train.environment import Environment
@@ -71,11 +71,18 @@ class Data:
     note: str = ""
 
 
+def identity(image: torch.Tensor) -> torch.Tensor:
+    """The transform of samples that are ready."""
+    return image
+
+
 class Samples(Dataset):
     """Images and labels under the key (epoch, index), each augmented with its own seed."""
 
     def __init__(self, items: Dataset, seed: int, transform: Callable[..., torch.Tensor]) -> None:
         self.items, self.seed, self.transform = items, seed, transform
+        pairs = type(items) is TensorDataset and len(items.tensors) == 2
+        self.by_tensor = transform is identity and (pairs or getattr(items, "by_tensor", False))
 
     def __len__(self) -> int:
         return len(self.items)
@@ -85,6 +92,13 @@ class Samples(Dataset):
         seed_sample(self.seed, epoch, index)
         image, label = self.items[index]
         return self.transform(image), int(label)
+
+    def __getitems__(self, keys: list[Key]) -> list[tuple[torch.Tensor, int]]:
+        """All samples of a batch: torch's loader asks for this. Tensors are indexed once for all of them."""
+        if not self.by_tensor:
+            return [self[key] for key in keys]
+        images, labels = self.items[torch.tensor([index for _, index in keys], dtype=torch.int64)]
+        return list(zip(images.unbind(), labels.long().tolist(), strict=True))
 
 
 def check(config: DataConfig, world_size: int) -> None:

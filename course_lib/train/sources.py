@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from course_lib.train import own, transforms
-from course_lib.train.data import Data, DataConfig, Samples
+from course_lib.train.data import Data, DataConfig, Samples, identity
 from course_lib.train.downloads import DOWNLOADS, IMAGENET, fetch, torchvision_set
 from course_lib.train.environment import Environment
 from course_lib.train.errors import ConfigError
@@ -34,15 +34,15 @@ def digits(config: DataConfig, seed: int) -> Data:
     with as_file(files("course_lib") / "data" / "digits.npz") as path, np.load(path) as arrays:
         images = torch.from_numpy(arrays["images"]).unsqueeze(1)
         labels = torch.from_numpy(arrays["labels"]).long()
-    scaled = TensorDataset(transforms.scale_digits(images), labels)  # once, and not sample by sample
-    changed, change = TensorDataset(images, labels), transforms.changed_digits(config.augment)
+    scaled = transforms.scale_digits(images)  # once, and not sample by sample
+    changed, change = images, transforms.changed_digits(config.augment)
     if config.augment == "none":
         changed, change = scaled, identity
     train, test = every_fifth(len(images))
     return Data(
         "digits",
-        Samples(Subset(changed, train), seed, change),
-        Samples(Subset(scaled, test), seed, identity),
+        Samples(TensorDataset(changed[train], labels[train]), seed, change),
+        Samples(TensorDataset(scaled[test], labels[test]), seed, identity),
         (1, 8, 8),
         10,
     )
@@ -51,6 +51,8 @@ def digits(config: DataConfig, seed: int) -> Data:
 class Noise(Dataset):
     """`samples` images of noise, made once from a pool of 64, so that making them takes no time of a step."""
 
+    by_tensor = True  # an index may be a tensor of them
+
     def __init__(self, samples: int, shape: tuple[int, int, int]) -> None:
         self.samples = samples
         self.pool = torch.randn(64, *shape, generator=torch.Generator().manual_seed(0))
@@ -58,12 +60,8 @@ class Noise(Dataset):
     def __len__(self) -> int:
         return self.samples
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, index: int | torch.Tensor) -> tuple[torch.Tensor, int | torch.Tensor]:
         return self.pool[index % 64], index % 10
-
-
-def identity(image: torch.Tensor) -> torch.Tensor:
-    return image
 
 
 def synthetic(config: DataConfig, seed: int) -> Data:

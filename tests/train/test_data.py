@@ -7,11 +7,13 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.utils.data import TensorDataset
 
-from course_lib.train.data import collate
+from course_lib.train.data import DataConfig, Samples, collate, identity
 from course_lib.train.data import test_keys as keys_of_test
 from course_lib.train.evaluate import count
 from course_lib.train.record import TrainRun
+from course_lib.train.sources import digits, synthetic
 
 OFFLINE = """
 import urllib.request
@@ -63,6 +65,40 @@ def test_digits_file(root):
         180,
     ]  # as UCI's page says
     assert (root / "course_lib" / "data" / "digits.npz").stat().st_size < 50_000
+
+
+class Doubled(TensorDataset):
+    """Somebody's own, which works on each sample."""
+
+    def __getitem__(self, index):
+        return 2 * self.tensors[0][int(index)], self.tensors[1][int(index)]
+
+
+def pairs(kind: type) -> Samples:
+    made = torch.Generator().manual_seed(0)
+    return Samples(kind(torch.randn(20, 3, generator=made), torch.arange(20)), 0, identity)
+
+
+@pytest.mark.parametrize(
+    ("samples", "by_tensor"),
+    [
+        (digits(DataConfig(), 0).train, True),
+        (digits(DataConfig(augment="crop"), 0).train, False),
+        (synthetic(DataConfig(name="synthetic:3x4x4", samples=100), 0).train, True),
+        (pairs(TensorDataset), True),
+        (pairs(Doubled), False),
+    ],
+)
+def test_a_batch_is_the_same_as_sample_by_sample(samples, by_tensor):
+    """The same bits and types, with a sample that comes twice; also for a rank without a share."""
+    assert samples.by_tensor == by_tensor
+    assert samples.__getitems__([]) == []
+    keys = [(1, 7), (2, 0), (1, 7)]
+    for (image, label), (other, its_label) in zip(
+        samples.__getitems__(keys), map(samples.__getitem__, keys), strict=True
+    ):
+        assert image.dtype == other.dtype and torch.equal(image, other)
+        assert type(label) is type(its_label) is int and label == its_label
 
 
 def test_offline_falls_back_visibly(launch, tmp_path, read_status, read_rows):
