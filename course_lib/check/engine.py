@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from course_lib.check.alone import answers
-from course_lib.check.group import KINDS, Evidence, GroupMistake, GroupSpec, Wrong
+from course_lib.check.group import KINDS, Evidence, GroupMistake, GroupSpec, RankAnswer, Wrong
 from course_lib.check.spec import Answer, Case, FolderSpec, Spec
 from course_lib.check.together import collect
 from course_lib.check.verdict import CheckFailed, Verdict
@@ -68,6 +68,13 @@ def _still_the_stub(spec: Spec | GroupSpec | FolderSpec) -> str:
     return f"{spec.function} is still the stub: write it in the cell above."
 
 
+def _hole(spec: GroupSpec, answer: RankAnswer) -> str:
+    """Of a class with several parts to write, another one than the first may be what is missing."""
+    if answer.error_in in ("", "<module>", "__init__", spec.function):
+        return _still_the_stub(spec)
+    return f"{spec.function} is not finished: {answer.error_in} ({answer.error_at}) still raises NotImplementedError."
+
+
 def _failure(spec: Spec, case: Case, answer: Answer, wrong: str) -> CheckFailed:
     found = next((mistake for mistake in spec.mistakes if mistake.fits(case, answer)), None)
     text = f"{case.story}: {wrong}"
@@ -86,8 +93,8 @@ def _judge_group(spec: GroupSpec, fn: Callable, rng: random.Random) -> Verdict:
         raise CheckFailed(text) from problem
     if wrong is None:
         return Verdict(spec.name, spec.points, spec.praise(evidence), _pictured(spec, evidence))
-    if any(a.error == "NotImplementedError" for given in evidence.answers.values() for a in given if a):
-        raise CheckFailed(_still_the_stub(spec), "stub")
+    if hole := next((a for k in evidence.answers.values() for a in k if a and a.error == "NotImplementedError"), None):
+        raise CheckFailed(_hole(spec, hole), "stub")
     found = _named(spec, evidence, wrong)
     pairs = [k for k, case in enumerate(evidence.cases) if case.world == 2]
     quick = all(broken.deadlock or broken.culprit is not None for broken in evidence.broken.values())  # no time-out

@@ -65,6 +65,7 @@ class RankAnswer:
     error: str = ""  # the type of the exception that it raised
     error_text: str = ""
     error_at: str = ""  # "Cell In[3], line 5"
+    error_in: str = ""  # the function around that line
 
 
 @dataclass

@@ -107,12 +107,12 @@ class Unfinished(RuntimeError):
 
 def _error(error: BaseException, cells: dict[str, str]) -> dict[str, str]:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _hidden(f.filename)]
-    at = ""
+    at = around = ""
     if frames:
         file, line = frames[-1].filename, frames[-1].lineno
-        at = f"{cells.get(file) or Path(file).name}, line {line}"
+        at, around = f"{cells.get(file) or Path(file).name}, line {line}", frames[-1].name
     text = "\n".join([text_of(error), *getattr(error, "__notes__", ())])
-    return {"error": type(error).__name__, "error_text": text, "error_at": at}
+    return {"error": type(error).__name__, "error_text": text, "error_at": at, "error_in": around}
 
 
 def _hidden(file: str) -> bool:

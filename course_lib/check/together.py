@@ -17,7 +17,7 @@ from course_lib.collectives.tracked import Event
 from course_lib.launch import Message, RunError, run, scratch
 from course_lib.launch.pickling import cell_names
 
-FINISHED = "has finished this call"
+FINISHED = "has finished this case"
 _AT_FENCE = re.compile(rf"waits in barrier \({re.escape(FENCE)}, line \d+\)")
 
 
@@ -49,19 +49,21 @@ def collect(fn: Callable, evidence: Evidence, numbers: Iterable[int], seconds: f
     evidence.zero |= dict.fromkeys(chosen, zero)
     if error:
         failed = next((number for number in chosen if not evidence.complete(number)), chosen[-1])
-        text = _in_terms_of_the_case(str(error))
+        text = _in_terms_of_the_case(str(error), evidence.cases[failed].world)
         evidence.broken[failed] = Breakdown(text, error.deadlock, error.culprit)
 
 
-def _in_terms_of_the_case(text: str) -> str:
-    """How a run ended, without the judge's own barrier: a rank that waits there has finished the call.
+def _in_terms_of_the_case(text: str, world: int) -> str:
+    """How a run ended, without the judge's own barrier: a rank that waits there has finished the case.
 
-    So it is no link of a circle: who waits for it waits for a rank that has returned.
+    So it is no link of a circle: who waits for it waits for a rank that has returned. Ranks from `world` on, which had
+    a part in larger cases only, are left out.
     """
     done = set(re.findall(rf"^rank (\d+): {_AT_FENCE.pattern}", text, re.MULTILINE))
     text = re.sub(rf"calls barrier with 0 bytes \({re.escape(FENCE)}, line \d+\)", FINISHED, text)
     lines = _AT_FENCE.sub(FINISHED, text).replace(f"{FINISHED}, but rank", f"{FINISHED}, rank")
     lines = re.sub(rf"({FINISHED}, rank \d+) does not call it: it", r"\1 has not: it", lines).split("\n")
+    lines = [line for line in lines if not (own := re.match(r"rank (\d+): returned$", line)) or int(own[1]) < world]
     for at, line in enumerate(lines):
         circle = re.match(r"A circle, rank ([\d →]+):", line)
         if circle and done & set(circle[1].split(" → ")):
@@ -75,7 +77,7 @@ def _waits_in_vain(lines: list[str], done: set[str]) -> str:
         if waits and waits[4] in done:
             more = "sending anything more" if waits[3] == "from" else "receiving it"
             return f"rank {waits[1]} {waits[2]}, but rank {waits[4]} {FINISHED} without {more}."
-    return "Some ranks have finished this call, and the others wait."
+    return "Some ranks have finished this case, and the others wait."
 
 
 def _answer(path: Path) -> RankAnswer | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import functools
 import json
 import linecache
 import os
@@ -78,8 +79,11 @@ class Rank:
         return sum(path.suffix == ending for path in self.folder.iterdir())
 
     def label(self, file: str, line: int) -> str:
-        """A source position in words."""
-        return f"{self.plan['cells'].get(file) or Path(file).name}, line {line}"
+        """A source position in words. One of the name of a file of the course has its folder, too."""
+        name = Path(file).name
+        if not file.startswith(_COURSE) and _namesake(name):
+            name = f"{Path(file).parent.name}/{name}"
+        return f"{self.plan['cells'].get(file) or name}, line {line}"
 
     def work(self) -> None:
         """Join the group, call the function, write its value."""
@@ -148,6 +152,13 @@ def _causes(error: BaseException) -> list[str]:
         found.append(f"caused by {type(cause).__name__}: {text_of(cause)}")
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return found
+
+
+@functools.cache
+def _namesake(name: str) -> bool:
+    """Whether a module of the course that was imported here has a file of this name."""
+    files = (getattr(module, "__file__", None) or "" for module in list(sys.modules.values()))
+    return any(file.startswith(_COURSE) and Path(file).name == name for file in files)
 
 
 def _hidden(file: str) -> bool:

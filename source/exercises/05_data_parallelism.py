@@ -21,7 +21,7 @@
 # | start | all parameters **and buffers** are those of rank 0, however the ranks were built and seeded |
 # | each step | after `synchronize()` every `.grad` is the mean over the ranks |
 # | result | equal to one process after *every* step (float64, relative error below 1e-10), same bits on all ranks |
-# | sent | in a step one all-reduce for each gradient (no flat tensor: that is exercise 06), nothing frozen |
+# | sent | in a step one all-reduce a gradient (no flat tensor: that is exercise 06), nothing frozen, no barrier |
 # | models | frozen parameters, tied weights, BatchNorm, branches that leave parameters out, any number of ranks |
 #
 # **Three traps**

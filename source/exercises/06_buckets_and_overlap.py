@@ -12,7 +12,8 @@
 # | | |
 # |---|---|
 # | buckets | from the last parameter to the first; `bucket_mb` MiB (2**20 bytes) at most, or one larger tensor |
-# | sent | one all-reduce a bucket, of a flat tensor that holds its gradients and no more |
+# | sent | one all-reduce a bucket, of a flat tensor that holds its gradients and no more; nothing frozen, no barrier |
+# | allowed | in a step one small all-reduce more, that tells what was used: 8 bytes a parameter at most |
 # | when | as soon as the bucket's last gradient has come, and never before the buckets in front of it |
 # | overlap | when backward has its last gradient, all but the last bucket are under way |
 # | waiting | nobody waits inside backward; `synchronize()` waits for everything |
@@ -23,7 +24,8 @@
 #
 # 1. *Fill the buckets*, once. Begin a new one when the next gradient does not fit any more.
 # 2. *Count*: `parameter.register_post_accumulate_grad_hook(hook)` calls `hook(parameter)` in each backward, when
-#    `parameter.grad` is complete. When the last gradient of a bucket has come, the bucket is full.
+#    `parameter.grad` is complete. When the last gradient of a bucket has come, the bucket is full. (A lambda in a loop
+#    looks up the loop's variable when it is called, and finds its last value. `lambda _, number=number: ...` keeps it.)
 # 3. *Start* full buckets, in order: `handle = dist.all_reduce(flat, async_op=True)`. All ranks must start the same
 #    buckets in the same order. So bucket 1 never starts before bucket 0, even if it is full first.
 # 4. *Synchronize*: start what has not started, because a parameter was not used (its gradient counts as zero). Wait
@@ -129,9 +131,9 @@ show.timeline(run(show.profiled(train), ranks=2, args=(1.5,)))
 # ## Check
 #
 # The check trains a deep model and three with traps on three ranks, and looks at every gradient, at the size of
-# every all-reduce, and at when it began. In one case a rank is late on purpose: who waits for it inside backward is
-# found out. In another one, on two ranks, a layer is left out in one step: in the next one all buckets must begin in
-# time again.
+# every all-reduce, and at when it began. In two cases a rank is late on purpose: who waits for it inside backward is
+# found out. In one of these, on two ranks, a layer is left out in one step: in the next one all buckets must begin in
+# time again. On a single rank you may send nothing.
 
 # %% graded="check_bucketed_ddp" points=15
 check.bucketed_ddp(BucketedDDP)

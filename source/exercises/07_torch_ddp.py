@@ -19,8 +19,8 @@
 # | before | `.grad` may hold something already, which must not count |
 # | memory | one microbatch at a time: it has its backward before the next one's forward |
 # | bytes | the gradients go through the all-reduce once: M an update, not M a microbatch |
-# | calls | beside that one small all-reduce an update, and nothing for each microbatch |
-# | optimizer | one step |
+# | calls | beside that, one small all-reduce an update, and nothing for each microbatch; no barrier |
+# | optimizer | one step (a closure may be given to it) |
 #
 # **The plan.** The loss is cross-entropy with `reduction="sum"`, since sums can be added. DDP *divides the sum of the
 # ranks' gradients by N*. So multiply the loss by N, then divide it by the number of samples of all ranks, which takes
@@ -115,7 +115,8 @@ check.accumulate(accumulate)
 #
 # **A trap.** After its first backward DDP knows in which order gradients arrive, and fills its buckets anew. Bucket 0
 # then has other parameters, or the same in another order. So what is left over belongs to parameters, not to
-# `bucket.index()`. A good key for `state` is `tuple(bucket.parameters())`; when the buckets change, drop what was left.
+# `bucket.index()`. A good key for `state` is `tuple(bucket.parameters())`. When the buckets change, drop what was left,
+# or keep it for each parameter and let it follow: both are right here.
 
 
 # %% solution="onebit_hook"
@@ -174,7 +175,7 @@ show.curves(curves, "step", "loss of rank 0")
 # ### Check
 #
 # On 2 and 3 ranks, in four steps, with gradients that the check makes up: averages, bits and bytes. In one case it
-# empties `state` on the way, in another a rank comes late.
+# empties `state` on the way, in another a rank comes late, in each step.
 
 # %% graded="check_onebit_hook" points=7
 check.onebit_hook(onebit_hook)

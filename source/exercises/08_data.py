@@ -14,8 +14,8 @@
 # | even | sizes differ by one at most; with fewer samples than ranks some ranks get none |
 # | dealt | sample i of the shuffled order goes to rank i % world_size, as cards are dealt |
 # | one order | the shuffled order depends on seed and epoch only: with 1 rank and with 7 it is the same |
-# | fresh | another order in each epoch and for each seed; epoch 1 of seed 0 is not epoch 0 of seed 1 |
-# | pure | the same arguments give the same answer in each process, without messages |
+# | fresh | another shuffle of all samples in each epoch and for each seed; epoch 1 of seed 0 is not epoch 0 of seed 1 |
+# | pure | the same arguments give the same answer in each process, without messages, whatever was asked before |
 # | quiet | the global generators of `random`, NumPy and torch stay as they were |
 
 # %%
@@ -69,7 +69,7 @@ check.shard(shard)
 # | any number | 13 samples on 3 ranks, the last batch smaller; 2 samples on 3 ranks, so that one has none |
 # | buffers | the BatchNorm statistics are those of rank 0 |
 # | messages | the buffers, and sums at the end: as many calls and bytes for 48 samples as for 13; no barrier |
-# | afterwards | no graph was recorded, and the model is in training mode again |
+# | afterwards | no graph was recorded; the model, with all its layers, is in training mode again, gradients are on |
 
 
 # %% solution="evaluate"

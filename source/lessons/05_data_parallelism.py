@@ -357,8 +357,9 @@ for width in (64, 512):
 # ## On A100s
 #
 # NVIDIA's published ResNet-50 table for a DGX A100 80GB (DeepLearningExamples, 21.03, batch 256 a GPU, mixed
-# precision): 2,470 images a second on one GPU, 16,621 on eight. That is 6.72 times as fast, not 8. With TF32, where
-# each step computes longer, it is 938 and 7,248, 7.72 times.
+# precision): 2,470 images a second on one GPU, 16,621 on eight. The table gives 6.72 times as fast, not 8. With TF32,
+# where each step computes longer, it gives 938 and 7,248, 7.72 times. (Both factors are NVIDIA's own. The quotients of
+# these speeds are 6.73 and 7.73.)
 #
 # ## Exercise
 #

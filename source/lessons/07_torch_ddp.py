@@ -442,9 +442,9 @@ run(averages, ranks=2, args=((60_000.0, 70_000.0, 2e-8),)).results[0]
 #
 # ResNet-50 has 97.5 MiB of float32 gradients. DDP's paper (Li et al., VLDB 13(12), 2020) reports near-linear scaling
 # on up to 256 GPUs. NVIDIA's published ResNet-50 run on a DGX A100 80GB
-# (DeepLearningExamples, 21.03, batch 256 a GPU) makes 938 images a second on one GPU and 7248 on eight in TF32, 7.72
-# times as many; with mixed precision 2470 and 16621, 6.72 times. When computing gets 2.6 times as fast and gradients
-# stay as large, communication weighs more.
+# (DeepLearningExamples, 21.03, batch 256 a GPU) makes 938 images a second on one GPU and 7248 on eight in TF32, 7.73
+# times as many; with mixed precision 2470 and 16621, 6.73 times (its table says 7.72 and 6.72: digits cut off, not
+# rounded). When computing gets 2.6 times as fast and gradients stay as large, communication weighs more.
 #
 # ## Exercise
 #

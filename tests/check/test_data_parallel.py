@@ -18,7 +18,11 @@ from course_lib.check.engine import judge
 from course_lib.check.group import Evidence
 from course_lib.check.specs import training
 from course_lib.check.specs.data_parallel import SPEC, cases
+from course_lib.check.specs.training_looks import of_the_loop
 from course_lib.check.specs.training_oracle import RIGHT
+from course_lib.check.specs.training_seen import COURSES, OURS
+from course_lib.launch.rank import Rank
+from course_lib.parallel import link
 
 _path = Path(__file__).parents[1] / "mistakes" / "data_parallel.py"
 _spec = importlib.util.spec_from_file_location("mistakes_data_parallel", _path)
@@ -35,7 +39,7 @@ GROUPS = {  # the case in which a mistake shows; the plain one if it is not here
     "no_buffers": "norm", "unused_crash": "branch", "mean_of_users": "branch", "skips_unused": "branch",
     "order_of_arrival": "branch", "barrier_between": "branch", "never_cleared": "long", "not_by_collectives": "long",
 }  # fmt: skip
-SHOWN = {mistakes.OnlyTenSteps: "long"}  # the case for these
+SHOWN = {mistakes.OnlyTenSteps: "long", mistakes.SpreadsFrozen: "frozen"}  # the case for these
 BREAKING = (
     "stub", "destroys_group", "hides_parameters", "frozen_crash", "unused_crash", "skips_unused", "no_return",
     "order_of_arrival", "barrier_between",
@@ -122,6 +126,42 @@ def test_sentences_say_in_which_steps(wrong):
     assert "All is right up to step 0; in step 1 each" in sentence(wrong, mistakes.EveryOtherStep)
     assert "sent again in every step." in sentence(wrong, mistakes.BroadcastsEachStep)
     assert "sent again in step 1." in sentence(wrong, mistakes.RebroadcastsEverySecondStep)
+
+
+def test_what_is_broadcast_again_is_told(wrong):
+    assert "Frozen parameters are sent again in every step. Nothing" in sentence(wrong, mistakes.SpreadsFrozen)
+    assert "Gradients are broadcast in every step. An all-red" in sentence(wrong, mistakes.SpreadsGradients)
+    assert "step 1, rank 0: barrier (" in sentence(wrong, mistakes.BarrierInEachForward)
+
+
+def test_what_is_missing_is_told():
+    text = str(refused(mistakes.Unfinished, "plain"))
+    assert text.startswith("NaiveDDP is not finished: synchronize (data_parallel.py, line ")
+    assert "called neither the module nor a layer" in str(refused(mistakes.NeverCallsTheModule, "plain"))
+
+
+def test_a_file_that_is_named_as_one_of_the_judge_s_is_told_apart():
+    rank = Rank.__new__(Rank)
+    rank.plan = {"cells": {"cell.py": "Cell In[3]"}}
+    assert rank.label(training.__file__, 7).startswith(OURS) and rank.label(link.__file__, 7).startswith(COURSES)
+    assert rank.label("/some/where/training.py", 7) == "where/training.py, line 7"
+    assert rank.label("/some/where/link.py", 7) == "where/link.py, line 7"
+    assert (
+        rank.label("/some/where/mine.py", 7) == "mine.py, line 7" and rank.label("cell.py", 7) == "Cell In[3], line 7"
+    )
+
+
+def test_barriers_of_the_check_are_told_as_such():
+    text = (
+        "rank 0 waits in barrier (training.py, line 9), but rank 1 does not call it: it was computing (my.py, line 3)."
+        "\nrank 0 calls barrier with 0 bytes (training.py, line 9), rank 1 calls barrier with 0 bytes (my.py, line 3)"
+        "\nrank 2: lost its connection (training.py, line 9)"
+    )
+    assert of_the_loop(text) == (
+        "rank 0 waits in a barrier of the check, but rank 1 does not call it: it was computing (my.py, line 3)."
+        "\nrank 0 calls a barrier of the check, rank 1 calls barrier with 0 bytes (my.py, line 3)"
+        "\nrank 2: lost its connection"
+    )
 
 
 def test_a_divisor_is_named_with_where_it_is_right(wrong):

@@ -72,7 +72,7 @@ def test_an_endless_loop_costs_the_time_limit_once(monkeypatch):
     with pytest.raises(check.CheckFailed, match="not finished after 3 s") as caught:
         judge(replace(SPEC, seconds=3.0), mistakes.ENDLESS)
     assert len(starts) == 1
-    assert "rank 0 has finished this call, rank 1 has not: it was computing" in str(caught.value)
+    assert "rank 0 has finished this case, rank 1 has not: it was computing" in str(caught.value)
 
 
 def test_points():

@@ -34,16 +34,20 @@ GROUPS = {  # the case in which a mistake shows; the deep one if it is not here.
     "frozen_crash": "frozen", "sends_frozen": "frozen", "tied_twice": "tied", "unused_crash": "branch",
     "skips_unused": "branch", "leaves_incomplete": "branch", "waits_in_hook": "late", "barrier_between": "branch",
     "not_begun_anew": "gap", "never_cleared": "gap", "not_by_collectives": "gap",
+    "empty_bucket": "tiny",
 }  # fmt: skip
 SHOWN = {  # the case for these
     mistakes.WithItsLastParameter: "frozen", mistakes.CountsAllGradients: "frozen",
     mistakes.Decimal: "gap", mistakes.OverlapsForFiveSteps: "gap", mistakes.PollsInHook: "deep",
+    mistakes.NotToTheLastByte: "gap", mistakes.FrozenTakeRoom: "frozen",
+    mistakes.LargeMap: "frozen", mistakes.CountersNotReset: "frozen", mistakes.NothingCleared: "deep",
+    mistakes.WaitsAfterAGap: "gap", mistakes.SpreadsFrozen: "frozen",
 }  # fmt: skip
 ELSEWHERE = {  # named as in exercise 05, whose tests have examples
     "destroys_group", "hides_parameters", "frozen_not_broadcast", "no_buffers", "wrong_source", "reseeds",
     "averages_outputs", "no_average", "wrong_divisor", "mean_of_users", "different_order", "through_one_rank",
     "broadcasts_again", "sends_frozen", "no_return", "sums_weights", "reduces_weights",
-    "only_one_rank", "copies_rank_0", "leaves_some_out", "loses_digits",
+    "only_one_rank", "copies_rank_0", "leaves_some_out", "loses_digits", "needless_barrier",
 }  # fmt: skip
 BREAKING = (
     "stub",
@@ -54,6 +58,7 @@ BREAKING = (
     "skips_unused",
     "frozen_crash",
     "barrier_between",
+    "empty_bucket",
 )
 FULL = ("order_differs",)  # as learners see it
 
@@ -153,6 +158,22 @@ def test_what_a_step_has_left_over_is_said_with_its_step(wrong):
 def test_pieces_are_told_from_small_buckets(wrong):
     assert "several pieces" in sentence(wrong, mistakes.InHalves)
     assert "as far as the next gradient still fits" in sentence(wrong, mistakes.HalfBuckets)
+
+
+def test_what_is_sent_beside_the_buckets_is_told(wrong):
+    assert "One bucket has no gradient in it." in sentence(wrong, mistakes.SendsEmpty)
+    assert "beside them 80 bytes travel" in sentence(wrong, mistakes.LargeMap)
+    assert "frozen parameters take room" in sentence(wrong, mistakes.FrozenTakeRoom)
+    assert "> and not >=" in sentence(wrong, mistakes.NotToTheLastByte)
+    assert "3800, 5120, 5120 bytes, not 536, 5120, 320" in sentence(wrong, mistakes.FirstFit)
+
+
+def test_what_a_step_leaves_behind_is_told(wrong):
+    text = sentence(wrong, mistakes.CountersNotReset)
+    assert "Up to step 0 all gradients are right" in text and "when 24 bytes of gradients were there" in text
+    assert "But in step 1 no all-reduce is made" in sentence(wrong, mistakes.NothingCleared)
+    assert "although parameters have hooks" in sentence(wrong, mistakes.LateBinding)
+    assert "Let each parameter tell" in sentence(wrong, mistakes.WRONG["starts_in_synchronize"])
 
 
 class Handle:

@@ -78,7 +78,7 @@ def forgets_rank_0(tensor):
 def test_a_deadlock_tells_who_waits_and_who_is_done():
     e = seen(forgets_rank_0, case(2), case(1))
     assert e.broken[0].deadlock
-    assert "rank 0: has finished this call" in e.broken[0].text
+    assert "rank 0: has finished this case" in e.broken[0].text
     assert "rank 1: waits in recv from rank 0 (test_runner.py, line " in e.broken[0].text
 
 

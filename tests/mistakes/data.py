@@ -143,6 +143,34 @@ def _starts_elsewhere(seed, epoch, samples, rank, world_size):
     return np.roll(_order(seed, 0, samples), epoch)[rank::world_size]
 
 
+_ASKED = {}
+
+
+def _counts_calls(seed, epoch, samples, rank, world_size):
+    """A number for each new epoch: another one in a process that was asked in another order."""
+    return _order(0, _ASKED.setdefault((seed, epoch), len(_ASKED)), samples)[rank::world_size]
+
+
+def _to_and_fro(seed, epoch, samples, rank, world_size):
+    return _order(seed, epoch // 2, samples)[:: -1 if epoch % 2 else 1][rank::world_size]
+
+
+def _plus_epoch(seed, epoch, samples, rank, world_size):
+    return [(index + epoch) % samples for index in _order(seed, 0, samples)][rank::world_size]
+
+
+def _sample_0_first(seed, epoch, samples, rank, world_size):
+    order = _order(seed, epoch, samples)
+    return sorted(order, key=lambda index: index != 0)[rank::world_size]
+
+
+def _in_blocks_of_8(seed, epoch, samples, rank, world_size):
+    generator, order = np.random.default_rng([seed, epoch]), np.arange(samples)
+    for at in range(0, samples, 8):
+        order[at : at + 8] = generator.permutation(order[at : at + 8])
+    return order[rank::world_size]
+
+
 WRONG_SHARD = {
     "stub": _stub,
     "destroys_group": _destroys,
@@ -171,9 +199,14 @@ WRONG_SHARD = {
     "epochs_repeat": lambda seed, epoch, samples, rank, size: _order(seed, epoch % 10, samples)[rank::size],
     "seed_plus_epoch": _plus,
     "only_rotated": _starts_elsewhere,
+    "only_turned_round": _to_and_fro,
+    "only_renumbered": _plus_epoch,
+    "fixed_places": _sample_0_first,
+    "stays_near": _in_blocks_of_8,
     "changes_global_generator": _global_torch,
 }
 AGAIN_SHARD = [  # the same mistakes in other words
+    ("carries_state", _counts_calls),
     ("sorted_hands", lambda seed, epoch, samples, rank, size: sorted(_order(seed, epoch, samples)[rank::size])),
     ("seed_plus_epoch", lambda seed, epoch, samples, rank, size: _order(seed ^ epoch, 0, samples)[rank::size]),
     ("seed_plus_epoch", lambda seed, epoch, samples, rank, size: _order(seed * epoch, 0, samples)[rank::size]),
@@ -525,7 +558,47 @@ def _sends_scores(*arguments):
     return _sends_what_was_right(*arguments, whole=True)
 
 
+def _rounds(*arguments):
+    return tuple(round(number, 6) for number in _evaluate()(*arguments))
+
+
+def _marks_the_top(model, *rest):
+    """The flag of the model alone: its layers stay in evaluation mode."""
+    found = _evaluate(back=False)(model, *rest)
+    model.module.training = True
+    return found
+
+
+def _gradients_off(*arguments):
+    torch.set_grad_enabled(False)
+    return _evaluate()(*arguments)
+
+
+def _frozen(model, *rest, back=True):
+    """No graph, since nothing in it requires a gradient."""
+    model.module.requires_grad_(False)
+    found = _evaluate(grad=True)(model, *rest)
+    model.module.requires_grad_(back)
+    return found
+
+
+def _stays_frozen(*arguments):
+    return _frozen(*arguments, back=False)
+
+
+def _with_detached(model):
+    def net(x):
+        found = (*model.module.named_parameters(), *model.module.named_buffers())
+        return torch.func.functional_call(model.module, {name: tensor.detach() for name, tensor in found}, (x,))
+
+    return net
+
+
 WRONG_EVALUATE = {
+    "rounded": _rounds,
+    "mode_of_layers_not_restored": _marks_the_top,
+    "gradients_left_off": _gradients_off,
+    "left_frozen": _stays_frozen,
     "stub": _stub,
     "buffers_of_another": _buffers_of_the_last,
     "never_calls_module": _evaluate(net=_layer_by_layer),
@@ -641,6 +714,8 @@ def _empty_batch(images, labels, batch_size):
 
 
 RIGHT_EVALUATE = {
+    "frozen for the time": _frozen,
+    "detached weights": _evaluate(grad=True, net=_with_detached),
     "as the solution": _evaluate(),
     "objects": _evaluate(end=_with_objects),
     "tensors as objects": _with_tensors_as_objects,

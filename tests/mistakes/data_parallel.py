@@ -584,6 +584,49 @@ class InBfloat16(InFloat32):
         p.grad = (grad / dist.get_world_size()).to(p.dtype)
 
 
+class WeightsForGradients(Right):
+    def average(self, p):
+        mean = p.detach().clone()
+        dist.all_reduce(mean)
+        p.grad = mean / dist.get_world_size()
+
+
+class BarrierInEachForward(Right):
+    """In the first one it may be part of getting ready."""
+
+    def forward(self, *args):
+        dist.barrier()
+        return self.module(*args)
+
+
+class SpreadsFrozen(Right):
+    def synchronize(self):
+        super().synchronize()
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                dist.broadcast(p.data, src=0)
+
+
+class SpreadsGradients(Right):
+    def average(self, p):
+        super().average(p)
+        dist.broadcast(p.grad, src=0)
+
+
+class NeverCallsTheModule(Right):
+    def forward(self, x, way):
+        for p in self.learnable:
+            x = x + 0 * p.sum()
+        return x[:, :3]
+
+
+class Unfinished(Right):
+    """The first part is written."""
+
+    def synchronize(self):
+        raise NotImplementedError("your code here")
+
+
 WRONG = {
     "only_one_rank": ReducesToOne,
     "copies_rank_0": CopiesRank0,
@@ -626,6 +669,8 @@ WRONG = {
     "not_by_collectives": ThroughTheStore,
     "never_cleared": NeverClears,
     "sends_frozen": SendsFrozen,
+    "weights_for_gradients": WeightsForGradients,
+    "needless_barrier": BarrierInEachForward,
 }
 
 
@@ -665,6 +710,9 @@ AGAIN = [
     ("skips_unused", MissingLast),
     ("broadcasts_again", RebroadcastsEverySecondStep),
     ("not_one_each", InOneCall),
+    ("broadcasts_again", SpreadsFrozen),
+    ("broadcasts_again", SpreadsGradients),
+    ("stub", Unfinished),
 ]
 
 
@@ -770,7 +818,16 @@ class InShards(Right):
         p.grad = flat[: p.numel()].view_as(p)
 
 
+class TakesForward(Right):
+    """The module's own method, which calls no hook of the module."""
+
+    def prepare(self):
+        super().prepare()
+        self.forward = self.module.forward
+
+
 RIGHT = {
+    "takes module.forward": TakesForward,
     "by ReduceOp.AVG": ByOpAvg,
     "in shards": InShards,
     "as the solution": Right,

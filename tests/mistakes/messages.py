@@ -296,7 +296,7 @@ UNNAMED = {  # each with a text that its verdict holds, and then texts that woul
     "last rank raises": (_fails_on_last_rank, "rank 3 raised ZeroDivisionError: no rank three", "ring is closed"),
     "last rank ends": (_ends_on_last_rank, "rank 3 left with exit code 3", "ring is closed"),
     "raises alone": (_fails_alone, "1 rank, ", "cannot send to itself"),
-    "returns early": (_early, "but rank 0 has finished this call without", "circle", "in_rank.py"),
+    "returns early": (_early, "but rank 0 has finished this case without", "circle", "in_rank.py"),
 }
 ENDLESS = _endless  # on rank 1
 

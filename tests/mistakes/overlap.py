@@ -535,6 +535,111 @@ class Gathers(Right):
         self.give_back(bucket, torch.stack(handle[1]).mean(0))
 
 
+class EmptyFirst(Right):
+    """Begins with an open bucket, and closes it also when nothing is in it."""
+
+    def fill(self, parameters, capacity):
+        buckets, filled = [[]], 0
+        for p in reversed(parameters):
+            nbytes = p.numel() * p.element_size()
+            if filled + nbytes > capacity:
+                buckets.append([])
+                filled = 0
+            buckets[-1].append(p)
+            filled += nbytes
+        return buckets
+
+
+class SendsEmpty(Right):
+    def fill(self, parameters, capacity):
+        return [[], *super().fill(parameters, capacity)]
+
+    def flat(self, bucket):
+        return super().flat(bucket) if bucket else torch.empty(0).double()
+
+
+class NotToTheLastByte(Right):
+    def fill(self, parameters, capacity):
+        return super().fill(parameters, capacity - 1)
+
+
+class FrozenTakeRoom(Right):
+    def fill(self, parameters, capacity):
+        buckets = super().fill(list(self.module.parameters()), capacity)
+        learned = [[p for p in bucket if p.requires_grad] for bucket in buckets]
+        return [bucket for bucket in learned if bucket]
+
+
+class FirstFit(Right):
+    """A gradient goes back into a bucket that has room."""
+
+    def fill(self, parameters, capacity):
+        buckets = []
+        for p in reversed(parameters):
+            room = (b for b in buckets if 8 * (p.numel() + sum(q.numel() for q in b)) <= capacity)
+            bucket = next(room, None)
+            if bucket is None:
+                buckets.append(bucket := [])
+            bucket.append(p)
+        return buckets
+
+
+class LargeMap(Right):
+    def synchronize(self):
+        super().synchronize()
+        dist.all_reduce(torch.zeros(10).double())
+
+
+class CountersNotReset(Right):
+    def reset(self):
+        counts = getattr(self, "missing", None)
+        super().reset()
+        self.missing = counts or self.missing
+
+
+class NothingCleared(Right):
+    def reset(self):
+        flats, handles = getattr(self, "flats", []), getattr(self, "handles", [])
+        super().reset()
+        self.flats, self.handles = flats, handles
+
+
+class LateBinding(Right):
+    def hook(self):
+        for number, bucket in enumerate(self.buckets):
+            for p in bucket:
+                p.register_post_accumulate_grad_hook(lambda _: self.arrived(number))  # noqa: B023
+
+
+class WeightsForGradients(Right):
+    def flat(self, bucket):
+        return torch.cat([p.detach().flatten() for p in bucket])
+
+
+class WaitsAfterAGap(Right):
+    """Inside backward, in a step after one in which something was not used."""
+
+    gap = False
+
+    def reduce(self, flat):
+        handle = super().reduce(flat)
+        if self.gap:
+            handle.wait()
+        return handle
+
+    def synchronize(self):
+        self.gap = any(self.missing)
+        super().synchronize()
+
+
+class SpreadsFrozen(Right):
+    def synchronize(self):
+        super().synchronize()
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                dist.broadcast(p.data, src=0)
+
+
 WRONG = {
     "stub": Stub,
     "ready_made": TorchDDP,
@@ -568,6 +673,8 @@ WRONG = {
     "averages_weights": AveragesWeights,
     "tied_twice": TiedTwice,
     "gathers_everything": Gathers,
+    "empty_bucket": EmptyFirst,
+    "weights_for_gradients": WeightsForGradients,
 }
 AGAIN = [
     ("one_per_parameter", OnePerParameterForward),
@@ -588,6 +695,16 @@ AGAIN = [
     ("small_buckets", InHalves),
     ("wrong_divisor", DividesByTwo),
     ("sums_weights", SumsWeights),
+    ("small_buckets", SendsEmpty),
+    ("small_buckets", NotToTheLastByte),
+    ("small_buckets", FrozenTakeRoom),
+    ("small_buckets", LargeMap),
+    ("waits_for_all", FirstFit),
+    ("not_begun_anew", CountersNotReset),
+    ("not_begun_anew", NothingCleared),
+    ("starts_in_synchronize", LateBinding),
+    ("waits_in_hook", WaitsAfterAGap),
+    ("broadcasts_again", SpreadsFrozen),
 ]
 
 
@@ -691,7 +808,23 @@ class Sets(Right):
             self.start()
 
 
+class NothingAlone(Right):
+    """With one rank there is nothing to do. The module's own method calls no hook of the module."""
+
+    def forward(self, *args):
+        return self.module.forward(*args)
+
+    def synchronize(self):
+        if dist.get_world_size() > 1:
+            super().synchronize()
+
+    def arrived(self, number):
+        if dist.get_world_size() > 1:
+            super().arrived(number)
+
+
 RIGHT = {
+    "nothing alone": NothingAlone,
     "as the solution": Right,
     "divides first": DividesFirst,
     "copies back": CopiesBack,

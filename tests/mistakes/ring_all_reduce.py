@@ -522,7 +522,7 @@ UNNAMED = {  # each with a text that its verdict holds, and then texts that woul
     "raises": (_leaves_out, "raised TypeError: _leaves_out() missing"),
     "one rank raises": (_fails_on_rank_2, "rank 2 raised ValueError: no rank two", "2 ranks only", "Rank"),
     "all raise, but for two ranks": (_fails_but_for_two, "raised IndexError", "2 ranks only", "torch.chunk"),
-    "returns early": (_early, "but rank 0 has finished this call without", "circle", "in_rank.py"),
+    "returns early": (_early, "but rank 0 has finished this case without", "circle", "in_rank.py"),
     "wrong from some call on": (_third_call_wrong, "must be", "2 ranks only", "power of two", "digits"),
 }
 

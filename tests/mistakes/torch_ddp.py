@@ -80,6 +80,39 @@ def _zero_then_step(model, optimizer):
     optimizer.step()
 
 
+def _forwards_first(model, optimizer, microbatches, ahead=99):
+    """Each forward in no_sync or not as it should be, and backwards behind them: after all, or after the next one."""
+    total, losses = _count(microbatches), []
+    optimizer.zero_grad()
+    for k, (x, y) in enumerate(microbatches, 1):
+        with nullcontext() if k == len(microbatches) else model.no_sync():
+            losses.append(_loss(model, x, y, total))
+            if len(losses) > ahead:
+                losses.pop(0).backward()
+    for loss in losses:
+        loss.backward()
+    optimizer.step()
+
+
+def _one_forward_ahead(*arguments):
+    _forwards_first(*arguments, ahead=1)
+
+
+def _also_sums_losses(model, optimizer, microbatches):
+    _accumulate()(model, optimizer, microbatches)
+    dist.all_reduce(torch.zeros(1))
+
+
+def _barrier_then_step(model, optimizer):
+    dist.barrier()
+    optimizer.step()
+
+
+def _counts_often(microbatches):
+    counts = [_count(microbatches) for _ in range(5)]
+    return counts[-1]
+
+
 def _skips_empty(model, optimizer, microbatches):
     _accumulate()(model, optimizer, [(x, y) for x, y in microbatches if len(y)])
 
@@ -232,6 +265,10 @@ ACCUMULATE_WRONG = {
     "keeps_graphs": _one_backward,
     "retains_graphs": _retains,
     "sends_for_each_microbatch": _counts_each,
+    "factor_of_0": _accumulate(scale=lambda total, *_: dist.get_world_size() // total),
+    "backwards_too_late": _forwards_first,
+    "waits_at_a_barrier": _accumulate(end=_barrier_then_step),
+    "several_small_calls": _accumulate(count=_counts_often),
     "skips_empty_microbatch": _skips_empty,
 }
 ACCUMULATE_AGAIN = [
@@ -240,6 +277,8 @@ ACCUMULATE_AGAIN = [
     ("clips", _then(lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 1e-3))),
     ("clips", _then(lambda parameters: torch.nn.utils.clip_grad_value_(parameters, 0.5))),
     ("lower_precision", _half_precision),
+    ("backwards_too_late", _one_forward_ahead),
+    ("several_small_calls", _also_sums_losses),
 ]
 
 
@@ -291,7 +330,33 @@ def _gathers_counts(model, optimizer, microbatches):
     _accumulate(count=lambda _: sum(found))(model, optimizer, microbatches)
 
 
+def _in_a_closure(model, optimizer, microbatches):
+    """step() calls it before it changes a weight."""
+
+    def closure():
+        _accumulate(end=_nothing)(model, optimizer, microbatches)
+
+    optimizer.step(closure)
+
+
+def _one_all_reduce_for_all(model, optimizer, microbatches):
+    """Without DDP's: a flat tensor of all gradients and the count."""
+    parameters, count = list(model.module.parameters()), torch.tensor([float(_local(microbatches))]).double()
+    sums = [torch.zeros_like(p) for p in parameters]
+    for x, y in microbatches:
+        found = torch.autograd.grad(F.cross_entropy(model.module(x), y, reduction="sum"), parameters)
+        sums = [total + part for total, part in zip(sums, found, strict=True)]
+    flat = torch.cat([*(total.flatten() for total in sums), count])
+    dist.all_reduce(flat)
+    torch.nn.utils.vector_to_parameters(flat[:-1] / flat[-1], sums)
+    for parameter, gradient in zip(parameters, sums, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+
+
 ACCUMULATE_RIGHT = {
+    "a closure": _in_a_closure,
+    "one all-reduce for all": _one_all_reduce_for_all,
     "as the solution": _accumulate(),
     "one no_sync": _one_no_sync,
     "divides the gradients": _scales_gradients,
@@ -361,6 +426,48 @@ def _waits(future, decode):
 def _tensor(future, decode):
     future.wait()
     return decode(future)
+
+
+def _waits_at_first(state, bucket):
+    """In two steps of four; this hook is called twice a step, or less."""
+    state["calls"] = state.get("calls", 0) + 1
+    return (_onebit(finish=_waits) if state["calls"] <= 2 else _onebit())(state, bucket)
+
+
+def _decodes_before(fill):
+    """What stands in `everyones` by chance: these bytes."""
+
+    def onebit_hook(state, bucket):
+        gradient, n, key = bucket.buffer(), bucket.buffer().numel(), tuple(bucket.parameters())
+        wanted = gradient + state.get(key, 0)
+        payload = pack(wanted >= 0, wanted.abs().mean())
+        state[key] = wanted - unpack(payload, [n], wanted.dtype)
+        everyones = [torch.full_like(payload, fill) for _ in range(dist.get_world_size())]
+        early = _mean([unpack(part, [n], gradient.dtype) for part in everyones])
+        return dist.all_gather(everyones, payload, async_op=True).get_future().then(lambda _: early)
+
+    return onebit_hook
+
+
+def _by_broadcasts(packed):
+    """A broadcast from each rank: of bits, or of floats."""
+
+    def onebit_hook(state, bucket):
+        gradient, n, key = bucket.buffer(), bucket.buffer().numel(), tuple(bucket.parameters())
+        wanted = gradient + state.get(key, 0)
+        payload = pack(wanted >= 0, wanted.abs().mean())
+        sent = unpack(payload, [n], wanted.dtype)
+        state[key] = wanted - sent
+        mine = payload if packed else sent
+        parts = [mine.clone() for _ in range(dist.get_world_size())]
+        works = [dist.broadcast(part, rank, async_op=True) for rank, part in enumerate(parts)]
+
+        def decode(_):
+            return _mean([unpack(part, [n], gradient.dtype) if packed else part for part in parts])
+
+        return torch.futures.collect_all([work.get_future() for work in works]).then(decode)
+
+    return onebit_hook
 
 
 def _averages_the_residual(state, bucket):
@@ -507,7 +614,8 @@ HOOK_WRONG = {
     "kept_elsewhere": _elsewhere,
     "scale_of_each_parameter": _scales,
     "lower_precision": lambda state, bucket: _scales(state, bucket, torch.float32, each=False),
-    "waits_in_hook": _onebit(finish=_waits),
+    "waits_in_hook": _waits_at_first,
+    "read_too_early": _decodes_before(0),
 }
 
 
@@ -535,8 +643,13 @@ def _another_tensor(state, bucket):
     return future.then(lambda _: _mean([unpack(part, [n], gradient.dtype) for part in everyones]))
 
 
-HOOK_AGAIN = [("keyed_by_index", _onebit(key=lambda bucket: bucket.parameters()[0]))]
+HOOK_AGAIN = [
+    ("keyed_by_index", _onebit(key=lambda bucket: bucket.parameters()[0])),
+    ("read_too_early", _decodes_before(255)),
+    ("sends_floats", _by_broadcasts(packed=False)),
+]
 HOOK_RIGHT = {
+    "broadcasts of bits": _by_broadcasts(packed=True),
     "as the solution": _onebit(),
     "by parameter": _by_parameter,
     "another tensor": _another_tensor,

@@ -102,20 +102,34 @@ def drive(fn: Callable, images: torch.Tensor, seed: int, batch_size: int) -> tup
     wrapped: list[int] = []
     hooks = (
         module.register_forward_pre_hook(lambda _, inputs: forwards.append(_look(inputs[0], images, module))),
+        module.register_forward_hook(lambda _, inputs, scores: _note_graph(scores, forwards[-1])),
         model.register_forward_pre_hook(lambda _, inputs: wrapped.append(len(inputs[0]))),
     )
     value = fn(model, images, labels, batch_size)
     for hook in hooks:
         hook.remove()
-    facts = {"forwards": forwards, "wrapped": len(wrapped), "training": module.training, **_numbers(value)}
+    facts = {"forwards": forwards, "wrapped": len(wrapped), **_left(module), **_numbers(value)}
+    torch.set_grad_enabled(True)
     same = [torch.equal(a, b) for a, b in zip(module.parameters(), network(seed, 0).parameters(), strict=True)]
     return facts | {"weights": all(same)}, {}
 
 
 def _look(batch: torch.Tensor, images: torch.Tensor, module: nn.Sequential) -> list:
-    """[numbers of the samples, training mode?, records a graph?, the buffers' mark]."""
+    """[numbers of the samples, training mode?, was a graph recorded?, the buffers' mark]."""
     numbers = [int(n) for row in batch for n in (images == row.double()).all(1).nonzero().flatten()[:1]]
-    return [numbers, module.training, torch.is_grad_enabled(), module[1].running_var[0].item()]
+    return [numbers, module.training, False, module[1].running_var[0].item()]
+
+
+def _note_graph(scores: object, look: list) -> None:
+    """Gradients may be on without a graph, when nothing that went in requires one."""
+    look[2] = isinstance(scores, torch.Tensor) and scores.requires_grad
+
+
+def _left(module: nn.Module) -> dict[str, Any]:
+    """How it stands afterwards: layers in evaluation mode, parameters without gradient, are gradients on."""
+    evaluating = [name or "the model" for name, part in module.named_modules() if not part.training]
+    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+    return {"evaluating": evaluating, "frozen": frozen, "gradients": torch.is_grad_enabled()}
 
 
 def _numbers(value: object) -> dict[str, Any]:
@@ -182,10 +196,21 @@ def work(e: Evidence) -> Wrong | None:
 
 
 def untouched(e: Evidence) -> Wrong | None:
-    """The model is as it was, and in training mode."""
+    """The model is as it was, and in training mode with all its layers; gradients are on."""
     for number in e.numbers():
         for rank, fact in enumerate(facts(e, number)):
-            if not fact["weights"] or not fact["training"]:
-                what = "the model is in evaluation mode afterwards" if fact["weights"] else "the weights have changed"
+            if what := _changed(fact):
                 return Wrong("input", f"{e.cases[number].story}: {what} (rank {rank}).", number)
     return None
+
+
+def _changed(fact: dict[str, Any]) -> str | None:
+    if not fact["weights"]:
+        return "the weights have changed"
+    if "the model" in fact["evaluating"]:
+        return "the model is in evaluation mode afterwards"
+    if fact["evaluating"]:
+        return f"the model's layers {', '.join(fact['evaluating'])} are in evaluation mode afterwards"
+    if fact["frozen"]:
+        return f"{fact['frozen'][0]} does not require a gradient afterwards"
+    return None if fact["gradients"] else "torch.is_grad_enabled() is False afterwards"

@@ -200,11 +200,19 @@ def _any_near(e: Evidence, wrong: Wrong, formulas: list[tuple[float, ...]]) -> b
     return False
 
 
+def rounded(e: Evidence, wrong: Wrong) -> str | None:
+    got, want = _got(e, wrong.case), e.cases[wrong.case].expected[0].tolist()
+    for digits in range(1, 13):
+        if got and all(given == [round(number, digits) for number in want] for given in got):
+            return f"The numbers are right, and rounded to {digits} digits after the point. Return them as they are."
+    return None
+
+
 def float32_sums(e: Evidence, wrong: Wrong) -> str | None:
     got, want = _got(e, wrong.case), tuple(e.cases[wrong.case].expected[0].tolist())
     if got and all(_near(given, want, 1e-3) for given in got):
         return (
-            "Nearly right: somewhere the numbers go through float32 (or less), torch.zeros(3) is of that kind. Its 24 "
+            "Nearly right, as when the numbers go through float32 (or less); torch.zeros(3) is of that kind. Its 24 "
             "bits cannot count beyond 16,777,216 and round every sum of losses. Use dtype=torch.float64."
         )
     return None
@@ -321,10 +329,37 @@ def graph_kept(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def mode_not_restored(e: Evidence, wrong: Wrong) -> str | None:
-    if "evaluation mode afterwards" in wrong.text:
+    if "the model is in evaluation mode afterwards" in wrong.text:
         return (
             "Training goes on after this, without dropout and with frozen statistics, and nothing tells: "
             "call model.module.train() at the end."
+        )
+    return None
+
+
+def mode_of_layers_not_restored(e: Evidence, wrong: Wrong) -> str | None:
+    if "are in evaluation mode afterwards" in wrong.text:
+        return (
+            "Each layer has a flag of its own. model.module.train() sets all of them, as eval() did; an assignment to "
+            "model.module.training sets one, and the layers go on as in evaluation."
+        )
+    return None
+
+
+def gradients_left_off(e: Evidence, wrong: Wrong) -> str | None:
+    if "is_grad_enabled" in wrong.text:
+        return (
+            "The next training step would record no graph, and its backward fails. `with torch.no_grad():` switches "
+            "gradients on again at its end, a bare torch.set_grad_enabled(False) does not."
+        )
+    return None
+
+
+def left_frozen(e: Evidence, wrong: Wrong) -> str | None:
+    if "does not require a gradient afterwards" in wrong.text:
+        return (
+            "It would not be trained any more. Leave requires_grad as it is: with torch.no_grad(): records no graph "
+            "either."
         )
     return None
 
@@ -341,11 +376,11 @@ MISTAKES = (
     *known(buffers_differ, buffers_of_another, percent, kinds=("values",)),
     *known(empty_share, kinds=("values", "raised")),
     *known(never_summed, only_rank_0, own_count, not_divided, mean_of_ranks, mean_of_batches, kinds=("values",)),
-    *known(float32_sums, kinds=("values",)),
+    *known(rounded, float32_sums, kinds=("values",)),
     *known(leaves_early, one_rank_calls, kinds=("hangs", "ended")),
     *known(whole_share_at_once, graph_kept, one_rank_works, kinds=("traffic",)),
     *known(*OF_MESSAGES, kinds=("messages",)),
-    *known(mode_not_restored, kinds=("input",)),
+    *known(mode_not_restored, mode_of_layers_not_restored, gradients_left_off, left_frozen, kinds=("input",)),
 )
 
 

@@ -2,19 +2,20 @@
 
 import random
 
-from course_lib.check.findings import destroyed, ended_badly
+from course_lib.check.findings import destroyed
 from course_lib.check.group import TALK, Evidence, GroupCase, GroupSpec, Wrong
 from course_lib.check.specs.data_parallel_mistakes import (
     GATHERS,
     MISTAKES,
     REDUCES,
     gathers_more_than_shards,
-    sent_again,
+    spread_again,
     too_few,
 )
-from course_lib.check.specs.training_looks import bits, handles, kept, ready_made, start, values
+from course_lib.check.specs.training_looks import bits, ended_badly, handles, kept, ready_made, start, values
 from course_lib.check.specs.training_oracle import case
-from course_lib.check.specs.training_seen import Seen, complete
+from course_lib.check.specs.training_seen import FORWARD, Seen, complete
+from course_lib.launch import Message
 
 ALLOWED = TALK | {"all_reduce", "all_reduce_coalesced", "broadcast", "barrier"}
 
@@ -42,18 +43,26 @@ def elsewhere(e: Evidence) -> Wrong | None:
 
 
 def other_calls(e: Evidence, shards: bool = False) -> Wrong | None:
-    """Collectives that send more than an all-reduce does, or through one rank.
+    """Collectives that send more than an all-reduce does, or through one rank, or nothing at all.
 
     shards  a reduce-scatter and an all-gather of its shards may be, since they are an all-reduce in two halves
     """
     for seen in complete(e):
         for rank in seen.ranks:
             for step in seen.steps:
+                if m := next((m for m in seen.step(rank, step, "barrier") if step or not _before(seen, rank, m)), None):
+                    text = f"{seen.case.story}: step {step}, rank {rank}: {m.op} ({m.where})."
+                    return Wrong("traffic", text, seen.number)
                 more = REDUCES + GATHERS if shards and not gathers_more_than_shards(seen, rank, step) else ()
                 if m := next((m for m in seen.step(rank, step) if m.op not in ALLOWED and m.op not in more), None):
                     text = f"{seen.case.story}: step {step}, rank {rank}: {m.op} ({m.where})."
                     return Wrong("traffic", text, seen.number, "Gradients travel by dist.all_reduce here.")
     return None
+
+
+def _before(seen: Seen, rank: int, m: Message) -> bool:
+    """In the first forward, in which a wrapper may still get ready."""
+    return m in seen.phase(rank, 0, FORWARD)
 
 
 def in_parts(e: Evidence) -> Wrong | None:
@@ -78,9 +87,7 @@ def _too_much(seen: Seen, rank: int, step: int) -> str | None:
     if len(reduced) > len(sizes) + 1 or sum(reduced) > seen.nbytes + padding:
         found = f"{len(reduced)} all-reduces with {sum(reduced)} bytes"
         return f"{found}; the {len(sizes)} gradients have {seen.nbytes} bytes."
-    if step and (spread := sent_again(seen, rank, step)):
-        return f"broadcasts of {spread} bytes; the buffers have {seen.state} bytes."
-    return None
+    return spread_again(seen, rank, step)
 
 
 def compare(e: Evidence) -> Wrong | None:

@@ -1,5 +1,7 @@
 """The usual mistakes in data parallelism by hand that are not in `training_starts` and `training_gradients`."""
 
+from itertools import combinations
+
 from course_lib.check import known as known_mistakes
 from course_lib.check.findings import errors
 from course_lib.check.group import KINDS, Evidence, Wrong
@@ -90,7 +92,14 @@ def through_one_rank(e: Evidence, wrong: Wrong) -> str | None:
 def sent_again(seen: Seen, rank: int, step: int) -> int:
     """Bytes of the broadcasts of a step, if they are more than the buffers have; else 0."""
     spread = sum(m.nbytes for m in seen.step(rank, step) if m.op == "broadcast")
-    return spread if spread > seen.state else 0
+    return spread if spread > seen.buffers else 0
+
+
+def spread_again(seen: Seen, rank: int, step: int) -> str | None:
+    """The same in words. In the first step a wrapper may still get ready."""
+    if step and (spread := sent_again(seen, rank, step)):
+        return f"broadcasts of {spread} bytes; the buffers have {seen.buffers} bytes."
+    return None
 
 
 def broadcasts_again(e: Evidence, wrong: Wrong) -> str | None:
@@ -99,10 +108,34 @@ def broadcasts_again(e: Evidence, wrong: Wrong) -> str | None:
     if not steps:
         return None
     when = "every step" if len(steps) == len(seen.steps) - 1 else f"step{'s' * (len(steps) > 1)} {_listed(steps)}"
+    kinds = seen.spread(0, steps) - {"buffer"}
+    once = "one broadcast, when the wrapper is made, is enough. (Buffers may go again: each rank computes its own.)"
+    if kinds == {"frozen"}:
+        return f"Frozen parameters are sent again in {when}. Nothing changes them: {once}"
+    if kinds and kinds <= {"frozen", "learned"}:
+        return f"The parameters are sent again in {when}. Equal weights and equal gradients stay equal: {once}"
+    if kinds == {"gradient"}:
+        return _spreads_gradients(seen, steps[0], when)
     return (
-        f"The parameters are sent again in {when}. Equal weights and equal gradients stay equal: one broadcast, when "
-        "the wrapper is made, is enough. (Buffers may go again: each rank computes its own.)"
+        f"More than the buffers is broadcast in {when}. In a step gradients travel by all-reduces; of the parameters, "
+        f"{once}"
     )
+
+
+def _spreads_gradients(seen: Seen, step: int, when: str) -> str:
+    text = f"Gradients are broadcast in {when}. "
+    if any(m.op in REDUCES for m in seen.step(0, step)):
+        return text + "An all-reduce gives the same result to all ranks: leave the broadcast out."
+    return text + "So they come from one rank, whose link becomes the bottleneck. Use dist.all_reduce."
+
+
+def needless_barrier(e: Evidence, wrong: Wrong) -> str | None:
+    if ": barrier (" in wrong.text:
+        return (
+            "A barrier carries no gradient, and makes each rank wait for the slowest once more. Leave it out: an "
+            "all-reduce ends only when all ranks take part."
+        )
+    return None
 
 
 def _listed(steps: list[int]) -> str:
@@ -141,7 +174,9 @@ def not_by_collectives(e: Evidence, wrong: Wrong) -> str | None:
 
 def sends_frozen(e: Evidence, wrong: Wrong) -> str | None:
     seen = Seen(e, wrong.case)
-    if seen.case.group == "frozen" and seen.reduced > seen.nbytes + 8 * len(seen.truth.nbytes):
+    frozen = [nbytes for nbytes, learned in seen.parameters.values() if not learned]
+    sums = {sum(some) for count in range(1, len(frozen) + 1) for some in combinations(frozen, count)}
+    if seen.reduced - seen.nbytes in sums:
         return "Frozen parameters take part. No rank has a gradient for them: leave out what has requires_grad=False."
     return None
 
@@ -195,9 +230,8 @@ LAST = (
     *known(skips_unused, kinds=("values", "hangs", "ended", "raised")),
     *known(never_waited, divides_before_wait, never_cleared, kinds=("handles",)),
     *known(different_order, kinds=("bits",)),
-    *known(
-        not_by_collectives, gathers_everything, through_one_rank, broadcasts_again, sends_frozen, kinds=("traffic",)
-    ),
+    *known(not_by_collectives, needless_barrier, gathers_everything, through_one_rank, kinds=("traffic",)),
+    *known(broadcasts_again, sends_frozen, kinds=("traffic",)),
 )
 OWN = (
     *known(order_of_arrival, kinds=("hangs", "ended", "raised")),

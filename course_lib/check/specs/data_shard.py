@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,12 @@ import torch.distributed as dist
 
 from course_lib.check.findings import destroyed, ended_badly, errors
 from course_lib.check.group import Evidence, GroupCase, Wrong
+from course_lib.check.specs.data_shard_orders import placed, related, repeated
 
 PROCESSES = 3
 IN = "in "  # before the call, in a note at an exception
 LATER = (10, 64, 100, 128, 256, 1000, 1024)  # epochs: where only some digits or bits of the number are used
+OTHER = 5  # number of the call that is made by all processes at the end: the next epoch, world size 1
 # What can be wrong, beside `group.KINDS`: the form of what is returned; processes or calls do not agree; samples are
 # lost or repeated; the order depends on the world size, is no shuffle, or is that of another seed or epoch.
 KINDS = ("form", "agree", "split", "order", "sorted", "fresh")
@@ -52,24 +54,40 @@ def cases(rng: random.Random) -> list[GroupCase]:
     calls += [Call(0, 1, many, 1), Call(1, 0, many, 1)]
     few = ((1, 1), (5, 5), (6, 3), (2, 3), (0, 2), (rng.randint(5, 7), 4))
     calls += [Call(seed, epoch, samples, world) for samples, world in few]
-    calls += [Call(seed, epoch + later, many, 1) for later in LATER]
+    calls += [Call(seed, epoch + later, many, 1) for later in (*LATER, 2)]
     nothing = (torch.empty(0),) * PROCESSES
     options = {"calls": calls, "salt": rng.getrandbits(30)}
     return [GroupCase("shards", f"{PROCESSES} processes", nothing, nothing, options, drive=drive)]
 
 
 def drive(fn: Callable, _: torch.Tensor, calls: list[Call], salt: int) -> tuple[dict[str, Any], dict]:
-    """Call it for the ranks that this process stands for; the first call is made by all, and again at the end."""
+    """Call it for the ranks that this process stands for, in an order that no other process has.
+
+    The first call is made by all, and again at the end; then another one, too.
+    """
     me = dist.get_rank()
     seed_all(salt + me)  # in a real run, too, nobody knows what state the global generators are in
     with _salted_hashes(fn, salt * me) as hashed, _clock_ahead(me * 1000):
         first = _share(fn, calls[0], 0)
         shares, before = {}, states()
-        for number, call in enumerate(calls):
-            shares |= {f"{number} {rank}": _share(fn, call, rank) for rank in range(me, call.world_size, PROCESSES)}
+        for number, call in _in_own_order(calls, me):
+            shares |= {f"{number} {rank}": _share(fn, call, rank) for rank in _mine(me, number, call)}
         changed = [name for name, state in states().items() if state != before[name]]
-        again = _share(fn, calls[0], 0)
-    return {"first": first, "again": again, "shares": shares, "changed": changed, "hashed": len(hashed)}, {}
+        again, other = _share(fn, calls[0], 0), _share(fn, calls[OTHER], 0)
+    told = {"first": first, "again": again, "other": other, "shares": shares}
+    return told | {"changed": changed, "hashed": len(hashed)}, {}
+
+
+def _mine(me: int, number: int, call: Call) -> range:
+    """The ranks of a call for which this process stands."""
+    return range((me - number) % PROCESSES, call.world_size, PROCESSES)
+
+
+def _in_own_order(calls: list[Call], me: int) -> list[tuple[int, Call]]:
+    """From the first on, from the last on, from the middle on: who counts calls gets other numbers."""
+    numbered = list(enumerate(calls))
+    half = len(calls) // 2
+    return (numbered, numbered[::-1], numbered[half:] + numbered[:half])[me % PROCESSES]
 
 
 def _share(fn: Callable, call: Call, rank: int) -> list[int] | str:
@@ -194,7 +212,10 @@ def well_formed(e: Evidence) -> Wrong | None:
     """Whole numbers, the same from each process and each time."""
     seen = Seen(e)
     for process, facts in enumerate(seen.facts):
-        bad = next((given for given in [facts["first"], *facts["shares"].values()] if isinstance(given, str)), None)
+        bad = next(
+            (given for given in [facts["first"], facts["other"], *facts["shares"].values()] if isinstance(given, str)),
+            None,
+        )
         if bad:
             return Wrong("form", f"shard returned a value of type {bad}; a list of indices is needed.", 0)
         call = seen.calls[0].of(0)
@@ -204,6 +225,11 @@ def well_formed(e: Evidence) -> Wrong | None:
             return Wrong("agree", text, 0)
         if facts["again"] != facts["first"]:
             return Wrong("agree", f"{call} gave another answer when it was called again with the same arguments.", 0)
+    for process, facts in enumerate(seen.facts):
+        if facts["other"] != seen.facts[0]["other"]:
+            starts = [str(f["other"][:4])[:-1] for f in (seen.facts[0], facts)]
+            text = f"begins {starts[0]} ... in process 0 and {starts[1]} ... in process {process}, which had made"
+            return Wrong("agree", f"{seen.calls[OTHER].of(0)} {text} other calls before.", 0)
     return None
 
 
@@ -253,20 +279,9 @@ def ordered(e: Evidence) -> Wrong | None:
     if often > len(alone) // 2:
         text = f"{main}: {often} of {len(alone)} samples follow the one {step} places before them"
         return Wrong("sorted", f"{text}: {str(alone[:5])[:-1]}, ...", 0)
-    for one, other in combinations(seen.of(samples=main.samples, world_size=1), 2):
-        if seen.order(one) == seen.order(other):
-            return Wrong("fresh", f"{seen.calls[one]} and {seen.calls[other]} give the same order.", 0)
-    next_epoch = next(seen.of(seed=main.seed, epoch=main.epoch + 1, samples=main.samples, world_size=1))
-    kept = len(neighbours(alone) & neighbours(seen.order(next_epoch)))
-    if kept > len(alone) // 2:  # of two shuffles about one
-        text = f"in {kept} of {len(alone)} places the same sample follows the same one"
-        return Wrong("fresh", f"{main} and {seen.calls[next_epoch]}: {text}.", 0)
-    return None
-
-
-def neighbours(order: list[int]) -> set[tuple[int, int]]:
-    """Each sample with the one after it, around the end."""
-    return set(zip(order, [*order[1:], *order[:1]], strict=True))
+    alike = seen.of(samples=main.samples, world_size=1)
+    orders = [(str(seen.calls[number]), seen.order(number)) for number in alike]
+    return repeated(orders) or related(orders) or placed(orders)
 
 
 def untouched(e: Evidence) -> Wrong | None:

@@ -4,7 +4,8 @@ from itertools import chain, pairwise
 
 from course_lib.check.group import KINDS, Evidence, GroupSpec, Wrong
 from course_lib.check.known import destroys_group, known
-from course_lib.check.specs.data_shard import LATER, Seen, cases, compare, neighbours
+from course_lib.check.specs.data_shard import LATER, Seen, cases, compare
+from course_lib.check.specs.data_shard_orders import FOLLOWS, KEPT, MIRRORED, NEARBY, SHIFTED, TURNED, relations
 
 
 def asks_others(e: Evidence, wrong: Wrong) -> str | None:
@@ -57,7 +58,8 @@ def _disagree(e: Evidence) -> bool:
 
 
 def carries_state(e: Evidence, wrong: Wrong) -> str | None:
-    if any(facts["again"] != facts["first"] for facts in Seen(e).facts):
+    seen = Seen(e)
+    if any(f["again"] != f["first"] or f["other"] != seen.facts[0]["other"] for f in seen.facts):
         return (
             "Something is remembered from call to call, a generator outside the function perhaps. A run that is "
             "started again in epoch 7 has not made the calls before: the order must follow from the arguments alone."
@@ -185,6 +187,15 @@ def depends_on_world_size(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
+def stays_near(e: Evidence, wrong: Wrong) -> str | None:
+    if NEARBY in wrong.text:
+        return (
+            "Samples do not get far from where they lie, as when only blocks of neighbours are shuffled, or a small "
+            "buffer. A batch of sorted data is then of one class. Shuffle all samples: a permutation."
+        )
+    return None
+
+
 def not_shuffled(e: Evidence, wrong: Wrong) -> str | None:
     return (
         "Nothing is shuffled: a network that sees sorted classes forgets one while it learns the next. Take a "
@@ -224,12 +235,46 @@ def epochs_repeat(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
+def _by_rule(e: Evidence, wrong: Wrong, *words: str) -> bool:
+    """So an order follows from another one: by the verdict's words, or from one epoch to the next."""
+    now, later = Seen(e).order(0), Seen(e).order(5)
+    found = [text for often, text in relations(now, later) if often > len(now) // 2]
+    return any(word in text for text in [wrong.text, *found] for word in words)
+
+
 def only_rotated(e: Evidence, wrong: Wrong) -> str | None:
-    seen = Seen(e)
-    if len(neighbours(seen.order(0)) & neighbours(seen.order(5))) > len(seen.order(0)) // 2:
+    if _by_rule(e, wrong, FOLLOWS):
         return (
-            "Each epoch has the order of the one before and only begins at another place of it, so the same samples "
-            "meet again and again. Shuffle anew in each epoch."
+            "One epoch has the order of another one and only begins at another place of it, so the same samples meet "
+            "again and again. Shuffle anew in each epoch."
+        )
+    return None
+
+
+def only_turned_round(e: Evidence, wrong: Wrong) -> str | None:
+    if _by_rule(e, wrong, TURNED):
+        return (
+            "One epoch has the order of another one, read backwards, so the same samples meet again. Shuffle anew in "
+            "each epoch: np.random.default_rng([seed, epoch])."
+        )
+    return None
+
+
+def only_renumbered(e: Evidence, wrong: Wrong) -> str | None:
+    """The numbers of one shuffle, each plus the epoch for example; after as many epochs as samples it comes again."""
+    if _by_rule(e, wrong, SHIFTED, MIRRORED):
+        return (
+            "There is one shuffle, and an epoch only changes its numbers by a rule, such as + epoch. Shuffle anew in "
+            "each epoch: np.random.default_rng([seed, epoch])."
+        )
+    return None
+
+
+def fixed_places(e: Evidence, wrong: Wrong) -> str | None:
+    if KEPT in wrong.text:
+        return (
+            "That sample is left out of the shuffle, or put to its place after it. In a shuffle each sample can come "
+            "to each place: take a permutation of all samples, and change nothing in it."
         )
     return None
 
@@ -265,8 +310,9 @@ MISTAKES = (
     *known(
         sorted_hands, same_shard, blocks, shuffled_after_the_deal, wrong_hands, depends_on_world_size, kinds=("order",)
     ),
-    *known(not_shuffled, kinds=("sorted",)),
-    *known(ignores_epoch, ignores_seed, epochs_repeat, seed_plus_epoch, only_rotated, kinds=("fresh",)),
+    *known(stays_near, not_shuffled, kinds=("sorted",)),
+    *known(ignores_epoch, ignores_seed, only_renumbered, only_rotated, only_turned_round, kinds=("fresh",)),
+    *known(epochs_repeat, seed_plus_epoch, fixed_places, kinds=("fresh",)),
     *known(changes_global_generator, kinds=("input",)),
 )
 

@@ -2,36 +2,50 @@
 
 import random
 
-from course_lib.check.findings import destroyed, ended_badly
+from course_lib.check.findings import destroyed
 from course_lib.check.group import Evidence, GroupCase, GroupSpec, Wrong
 from course_lib.check.specs.data_parallel import elsewhere, other_calls
+from course_lib.check.specs.data_parallel_mistakes import spread_again
 from course_lib.check.specs.overlap_mistakes import MISTAKES
 from course_lib.check.specs.overlap_seen import begun_late, buckets, capacity, fill, told
 from course_lib.check.specs.training import GAPS
-from course_lib.check.specs.training_looks import bits, handles, kept, ready_made, start, values
+from course_lib.check.specs.training_looks import (
+    bits,
+    ended_badly,
+    handles,
+    kept,
+    of_the_loop,
+    ready_made,
+    start,
+    values,
+)
 from course_lib.check.specs.training_oracle import TrainCase, case
 from course_lib.check.specs.training_seen import Seen, complete
 
 CAPACITY = 4000  # bytes of a bucket for the deep model: five buckets, two of them a single tensor that is larger
 SMALL = 400  # ... for the others
-EXACT = 2200  # four buckets of the model with a gap, two of them nearly full: five when a MiB is taken for 10**6 bytes
+EXACT = 2176  # four buckets of the model with a gap, two of them full to the last byte
+TINY = 16  # no gradient of the deep model fits into a bucket
 
 
 def cases(rng: random.Random) -> list[GroupCase]:
     """Three ranks: where overlap shows, then the traps, then a rank that is late; two ranks with a gap; one."""
-    deep, small = ({"bucket_mb": nbytes / 2**20} for nbytes in (CAPACITY, SMALL))
+    deep, small, tiny = ({"bucket_mb": nbytes / 2**20} for nbytes in (CAPACITY, SMALL, TINY))
     traps = [case(rng, model, model, 3, small, steps) for model, steps in (("frozen", 2), ("tied", 2), ("branch", 3))]
     late = case(rng, "late", "deep", 3, deep, steps=1, patient=rng.randrange(3), prompt=True)
-    few = [gap(rng), case(rng, "deep", "deep", 1, deep, steps=2)]
+    few = [gap(rng), case(rng, "tiny", "deep", 1, tiny, steps=2)]
     return [case(rng, "deep", "deep", 3, deep, prompt=True), *traps, late, *few]
 
 
 def gap(rng: random.Random) -> TrainCase:
-    """Two ranks, for a number of steps that nobody can know; in one of them one rank leaves out a layer."""
-    steps = rng.randint(6, 10)
+    """Two ranks, for a number of steps that nobody can know; in one of them one rank leaves out a layer.
+
+    The other one is late in each step.
+    """
+    steps, rank = rng.randint(6, 10), rng.randrange(2)
     ways = [[0, 0] for _ in range(steps)]
-    ways[rng.randint(1, steps - 3)][rng.randrange(2)] = rng.choice(GAPS)
-    return case(rng, "gap", "gap", 2, {"bucket_mb": EXACT / 2**20}, steps, ways)
+    ways[rng.randint(1, steps - 3)][rank] = rng.choice(GAPS)
+    return case(rng, "gap", "gap", 2, {"bucket_mb": EXACT / 2**20}, steps, ways, patient=1 - rank, prompt=True)
 
 
 def early(seen: Seen, rank: int, step: int) -> int:
@@ -43,7 +57,7 @@ def early(seen: Seen, rank: int, step: int) -> int:
 def overlapping(e: Evidence) -> Wrong | None:
     """A bucket is under way as soon as it is full; when the last gradient comes, all but the last bucket are."""
     for seen in complete(e):
-        for rank in seen.ranks:
+        for rank in seen.ranks if seen.case.world > 1 else ():  # one rank may send nothing
             for step in seen.steps:
                 by_rule = buckets(seen, rank, step)
                 if by_rule is None:
@@ -75,9 +89,10 @@ def late(e: Evidence) -> Wrong | None:
         story = (
             f"{seen.case.story}: here rank {patient} begins its backward only when the others have ended theirs, and"
         )
+        told = of_the_loop(broken.text)
         for rank in seen.ranks:
-            sent = seen.calls(rank, "all_reduce")
-            if rank == patient or not sent or seen.fences(rank):
+            sent = seen.in_backward(rank)
+            if rank == patient or not sent:
                 continue
             waiting = [m for m in sent if m.end is None]
             if broken.deadlock and waiting:
@@ -85,12 +100,15 @@ def late(e: Evidence) -> Wrong | None:
                 return Wrong(
                     "hangs", f"{story} rank {rank} waits for it in {m.op} ({m.where}), inside backward.", number
                 )
-            return Wrong("hangs", f"{story} rank {rank} does not come to the end of its own.\n{broken.text}", number)
+            return Wrong("hangs", f"{story} rank {rank} does not come to the end of its own.\n{told}", number)
     return None
 
 
 def traffic(e: Evidence) -> Wrong | None:
-    """Buckets as full as the rule makes them, and no fuller. One small all-reduce more may count users."""
+    """Buckets as full as the rule makes them, and no fuller. One small all-reduce more may count users.
+
+    For that it may have 8 bytes for each parameter, frozen ones too.
+    """
     for seen in complete(e):
         buckets = len(fill(seen.truth.nbytes.values(), capacity(seen), backwards=True))
         for rank in seen.ranks:
@@ -103,13 +121,14 @@ def traffic(e: Evidence) -> Wrong | None:
 def _wrong_traffic(seen: Seen, rank: int, step: int, buckets: int) -> str | None:
     sizes, calls = seen.truth.nbytes, seen.step(rank, step)
     reduced = [m.nbytes for m in calls if m.op == "all_reduce"]
-    if fat := [n for n in reduced if n > capacity(seen) and n not in sizes.values()]:
+    most = 8 * len(seen.parameters)
+    if fat := [n for n in reduced if n > max(capacity(seen), most) and n not in sizes.values()]:
         return f"an all-reduce of {fat[0]} bytes; a bucket holds {capacity(seen)} bytes, or a single larger tensor."
     users = sum(reduced) - seen.nbytes
-    if len(reduced) > buckets + (users > 0) or users > 8 * len(sizes):
+    if len(reduced) > buckets + (users > 0) or users > most:
         found = f"{len(reduced)} all-reduces with {sum(reduced)} bytes"
         return f"{found}; {buckets} buckets are enough for the {seen.nbytes} bytes of {len(sizes)} gradients."
-    return None
+    return spread_again(seen, rank, step)
 
 
 def compare(e: Evidence) -> Wrong | None:

@@ -1,38 +1,70 @@
 """The usual mistakes in a wrapper with buckets that overlap, each with the sentence that names it."""
 
-from itertools import accumulate
-
 from course_lib.check.findings import errors
 from course_lib.check.group import Evidence, Wrong
 from course_lib.check.known import known
 from course_lib.check.specs.data_parallel_mistakes import CRASHES, FIRST, LAST
+from course_lib.check.specs.overlap_buckets import OF_ALL, OF_TRAFFIC, by_rule, empty_bucket, reduced
 from course_lib.check.specs.overlap_seen import begun_late, buckets, capacity, fill
 from course_lib.check.specs.training_gradients import GRADIENTS
 from course_lib.check.specs.training_handles import ASKS
 from course_lib.check.specs.training_seen import OURS, SYNCHRONIZE, Seen, first_off
+from course_lib.launch import Message
 
 
-def _reduced(seen: Seen, rank: int = 0, step: int = 0) -> list[int]:
-    return [m.nbytes for m in seen.step(rank, step, "all_reduce")]
-
-
-def too_early(e: Evidence, wrong: Wrong) -> str | None:
-    """More bytes have been sent off than backward had made."""
-    off = first_off(e)
-    if off is None:
-        return None
-    seen, step = off.seen, off.step
+def _too_early(seen: Seen, step: int) -> tuple[Message, int, int] | None:
+    """An all-reduce with which more bytes had been sent off than backward had made, and these two numbers."""
     for rank in seen.ranks:
         sent, ready = 0, seen.ready(rank, step)
         for m in seen.step(rank, step, "all_reduce"):
             sent += m.nbytes
             made = sum(seen.truth.nbytes[name] for name, when in ready if when <= m.start)
             if m.start < ready[-1][1] and sent > made:
-                return (
-                    f"On rank {rank} an all-reduce started ({m.where}) when {made} bytes of gradients were there and "
-                    f"{sent} were sent: its bucket was not full. Count the gradients of each bucket, and start when "
-                    "the last one has come."
-                )
+                return m, sent, made
+    return None
+
+
+def too_early(e: Evidence, wrong: Wrong) -> str | None:
+    """More bytes have been sent off than backward had made."""
+    off = first_off(e)
+    found = off and _too_early(off.seen, off.step)
+    if not found:
+        return None
+    m, sent, made = found
+    text = (
+        f"On rank {m.rank} an all-reduce started ({m.where}) when {made} bytes of gradients were there and {sent} were "
+        "sent: its bucket was not full. "
+    )
+    if off.step == 0 or any(_too_early(off.seen, step) for step in range(off.step)):
+        return f"{text}Count the gradients of each bucket, and start when the last one has come."
+    return (
+        f"{text}Up to step {off.step - 1} none started too early. Does something of a step stay for the next one, a "
+        "count or a flag? In synchronize(), set all of it to where it began. And start a bucket only when its own "
+        "last gradient has come."
+    )
+
+
+def left_over(e: Evidence, wrong: Wrong) -> str | None:
+    """Right in the steps before, in which the same parameters were used."""
+    off = first_off(e)
+    if off is None or off.step == 0 or off.kind != "grad":
+        return None
+    seen, step = off.seen, off.step
+    if any(seen.used(rank, step) != seen.used(rank, before) for rank in seen.ranks for before in range(step)):
+        return None
+    begun = f"Up to step {step - 1} all gradients are right, and step {step} uses the same parameters. "
+    anew = (
+        "In synchronize(), set counts and flags to where they began, and empty the lists of flat tensors and handles."
+    )
+    silent = not any(reduced(seen, rank, step) for rank in seen.ranks)
+    if silent and reduced(seen, 0, step - 1) and not seen.grads_are(step, seen.local(step)):
+        return f"{begun}But in step {step} no all-reduce is made: something of the step before is left over. {anew}"
+    if early := _too_early(seen, step):
+        m, sent, made = early
+        return (
+            f"{begun}But in step {step} an all-reduce of rank {m.rank} started ({m.where}) when {made} bytes of "
+            f"gradients were there and {sent} were sent: something of the step before is left over. {anew}"
+        )
     return None
 
 
@@ -58,7 +90,7 @@ def _left_out(seen: Seen, wrong: Wrong) -> bool:
     """Some rank has ended a step with fewer all-reduces than others, or all have left some out."""
     if wrong.kind == "values":
         step = first_off(seen.e).step
-        return sum(_reduced(seen, 0, step)) < seen.nbytes
+        return sum(reduced(seen, 0, step)) < seen.nbytes
     last = {m.rank: m for m in seen.e.messages.get(seen.number, ())}
     at_fence = [m.op == "barrier" and m.where.startswith(OURS) for m in last.values()]
     return any(at_fence) and not all(at_fence)
@@ -81,7 +113,7 @@ def order_differs(e: Evidence, wrong: Wrong) -> str | None:
 
 def waits_in_hook(e: Evidence, wrong: Wrong) -> str | None:
     asks = any(ASKS in answer.error_text for _, answer in errors(e))
-    if asks or (wrong.kind == "hangs" and e.cases[wrong.case].group == "late"):
+    if asks or "begins its backward only when the others have ended theirs" in wrong.text:
         return (
             "A hook runs inside backward: while it waits, backward does not go on, so nothing overlaps. Start the "
             "all-reduce with async_op=True, keep the handle, and wait in synchronize()."
@@ -89,38 +121,8 @@ def waits_in_hook(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
-def one_flat(e: Evidence, wrong: Wrong) -> str | None:
-    seen = Seen(e, wrong.case)
-    if _reduced(seen) == [seen.nbytes]:
-        return (
-            "All gradients go in one all-reduce. It can start only when the last of them has come, so nothing "
-            "overlaps. Cut them into buckets of bucket_mb MiB (2**20 bytes each)."
-        )
-    return None
-
-
-def one_per_parameter(e: Evidence, wrong: Wrong) -> str | None:
-    seen = Seen(e, wrong.case)
-    if _reduced(seen)[: len(seen.truth.nbytes)] in (
-        list(seen.truth.nbytes.values()), list(reversed(seen.truth.nbytes.values())),
-    ):  # fmt: skip
-        return (
-            "Every gradient has an all-reduce of its own, and each costs a latency, however small it is. Let several "
-            "share a flat tensor of up to bucket_mb MiB, and reduce that."
-        )
-    return None
-
-
-def forward_order(e: Evidence, wrong: Wrong) -> str | None:
-    """The buckets are those that come of filling from the first parameter on."""
-    seen = Seen(e, wrong.case)
-    found = fill(seen.truth.nbytes.values(), capacity(seen), backwards=False)
-    if _reduced(seen)[: len(found)] == found:
-        return (
-            "The buckets are filled from the first layer on. Backward comes from the last layer, so the first bucket "
-            "is full at the very end, and all others wait for it. Fill them in reverse order."
-        )
-    return None
+def _list(sizes: list[int]) -> str:
+    return ", ".join(map(str, sizes))
 
 
 def _late_step(e: Evidence, wrong: Wrong) -> tuple[Seen, int, int]:
@@ -134,7 +136,9 @@ def _late_step(e: Evidence, wrong: Wrong) -> tuple[Seen, int, int]:
 
 
 def not_begun_anew(e: Evidence, wrong: Wrong) -> str | None:
-    """In time in each step, until one in which this rank had no gradient for some parameters."""
+    """Right or in time in each step, until one that finds what another one has left."""
+    if wrong.kind == "values":
+        return left_over(e, wrong)
     seen, rank, step = _late_step(e, wrong)
     back = [name for name in seen.used(rank, step) if step and name not in seen.used(rank, step - 1)]
     if not back:
@@ -149,12 +153,24 @@ def not_begun_anew(e: Evidence, wrong: Wrong) -> str | None:
 
 def starts_in_synchronize(e: Evidence, wrong: Wrong) -> str | None:
     seen, rank, step = _late_step(e, wrong)
-    if len(seen.phase(rank, step, SYNCHRONIZE, "all_reduce")) < len(_reduced(seen, rank, step)):
+    if len(seen.phase(rank, step, SYNCHRONIZE, "all_reduce")) < len(reduced(seen, rank, step)):
         return None
+    text = f"All all-reduces of step {step} start in synchronize(), when backward is over"
+    before = [buckets(seen, rank, earlier) for earlier in range(step)]
+    if before and all(before) and not any(map(begun_late, before)):
+        return (
+            f"{text}. Up to step {step - 1} buckets began in time. Does something of a step stay for the next one, a "
+            "count or a flag? In synchronize(), set all of it to where it began."
+        )
+    if seen.answers[rank].facts["hooked"][step]:
+        return (
+            f"{text}, although parameters have hooks: none of them started a bucket. Does each count for the bucket of "
+            "its own parameter? A lambda that is made in a loop looks up the loop's variable when it is "
+            "called, and finds its last value. Give it the value now: lambda _, number=number: self.arrived(number)."
+        )
     return (
-        f"All all-reduces of step {step} start in synchronize(), when backward is over. Let each parameter tell when "
-        "its gradient has come (register_post_accumulate_grad_hook), and start a bucket as soon as it is full, in "
-        "every step."
+        f"{text}. Let each parameter tell when its gradient has come (register_post_accumulate_grad_hook), and start a "
+        "bucket as soon as it is full, in every step."
     )
 
 
@@ -163,6 +179,13 @@ def waits_for_all(e: Evidence, wrong: Wrong) -> str | None:
     last = max((when for _, when in seen.ready(rank, step)), default=0.0)
     if any(m.start < last for m in seen.step(rank, step, "all_reduce")):
         return None
+    if buckets(seen, rank, step) is None:
+        return (
+            f"No all-reduce began before that, and the buckets are others than those of the rule: of "
+            f"{_list(reduced(seen, rank, step))} bytes, not {_list(by_rule(seen))}. Which gradients share one "
+            "decides when it gets full. From the last parameter to the first, only the newest bucket takes more; when "
+            "a gradient does not fit into it, begin a new one, and go back to none."
+        )
     return (
         "All-reduces start when backward has computed everything: then nothing is left to hide them behind. Start each "
         "bucket when its own last gradient has come."
@@ -183,61 +206,17 @@ def late_buckets(e: Evidence, wrong: Wrong) -> str | None:
     )
 
 
-def padding(e: Evidence, wrong: Wrong) -> str | None:
-    seen = Seen(e, wrong.case)
-    sizes, found = fill(seen.truth.nbytes.values(), capacity(seen), backwards=True), _reduced(seen)
-    if len(found) < len(sizes) or any(a < b for a, b in zip(found, sizes, strict=False)) or found[0] == sizes[0]:
-        return None
-    return (
-        f"More is sent than there is: the gradients of the first bucket have {sizes[0]} bytes, and {found[0]} travel. "
-        "Send a flat tensor of the gradients, without padding."
-    )
-
-
-def over_capacity(e: Evidence, wrong: Wrong) -> str | None:
-    if "a bucket holds" in wrong.text:
-        seen = Seen(e, wrong.case)
-        found = fill((n // 2 for n in seen.truth.nbytes.values()), capacity(seen), backwards=True)
-        if [n // 2 for n in _reduced(seen)[: len(found)]] == found:
-            return (
-                "The buckets would be right if an element had 4 bytes. These gradients are float64, with 8: ask each "
-                "tensor, tensor.numel() * tensor.element_size()."
-            )
-        return (
-            "Look before you add: when a gradient does not fit into the open bucket, begin a new one. (Only a tensor "
-            "that is larger than a bucket by itself may exceed it, alone.)"
-        )
-    return None
-
-
-def small_buckets(e: Evidence, wrong: Wrong) -> str | None:
-    if "buckets are enough" in wrong.text:
-        seen = Seen(e, wrong.case)
-        right, found = fill(seen.truth.nbytes.values(), capacity(seen), backwards=True), _reduced(seen)
-        if len(found) > len(right) + 1 and not [n for n in right if n not in found]:
-            return (
-                f"The {len(right)} buckets are right, and beside them there are {len(found) - len(right)} more "
-                "all-reduces in this step. Each costs a latency: if something must be agreed on, once a step is enough."
-            )
-        cuts, between = set(accumulate(found)), set(accumulate(reversed(seen.truth.nbytes.values())))
-        if cuts.issuperset(accumulate(right)) and not cuts <= between:
-            return "The buckets are right, and each travels in several pieces: send it in one all-reduce."
-        return (
-            "Fill each bucket as far as the next gradient still fits: bytes, not elements, and a MiB has 2**20 bytes."
-        )
-    return None
-
-
 MISTAKES = (
     *FIRST,
     *known(waits_in_hook, kinds=("hangs", "raised")),
     *known(leaves_incomplete, kinds=("values", "hangs", "ended", "raised")),
     *CRASHES,
-    *known(too_early, kinds=("values",)),
+    *known(empty_bucket, kinds=("raised",)),
+    *known(not_begun_anew, too_early, kinds=("values",)),
     *GRADIENTS,
     *known(order_differs, kinds=("values", "hangs", "ended", "raised")),
     *LAST,
-    *known(one_flat, forward_order, one_per_parameter, kinds=("overlap", "traffic")),
+    *OF_ALL,
     *known(not_begun_anew, starts_in_synchronize, waits_for_all, late_buckets, kinds=("overlap",)),
-    *known(padding, over_capacity, small_buckets, kinds=("traffic",)),
+    *OF_TRAFFIC,
 )

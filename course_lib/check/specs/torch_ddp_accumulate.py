@@ -9,7 +9,7 @@ from course_lib.check.findings import destroyed, ended_badly
 from course_lib.check.group import Evidence, GroupCase, GroupMistake, GroupSpec, Wrong
 from course_lib.check.specs import torch_ddp_accumulate_mistakes as mistakes
 from course_lib.check.specs import torch_ddp_accumulate_ways as ways
-from course_lib.check.specs.torch_ddp_accumulate_looks import calls, growing, memory, traffic, values
+from course_lib.check.specs.torch_ddp_accumulate_looks import calls, few, growing, memory, traffic, values
 from course_lib.check.specs.torch_ddp_drive import CLASSES, FEATURES, drive_accumulate
 from course_lib.check.specs.torch_ddp_oracle import gradient_bytes
 
@@ -25,12 +25,17 @@ def _case(
         samples = torch.randn(total, FEATURES + 1, generator=generator, dtype=torch.float64)
         samples[:, -1] = torch.randint(CLASSES, (total,), generator=generator)
         inputs.append(samples)
-    world, first = len(sizes), [of_rank[0] for of_rank in sizes]
-    told = ", ".join(f"rank {rank}: {'+'.join(map(str, of_update))}" for rank, of_update in enumerate(first))
-    story = f"{world} rank{'s' * (world > 1)}, {note} (samples in the first update: {told})"
+    world = len(sizes)
+    told = ", ".join(f"rank {rank}: {_in_words(of_rank)}" for rank, of_rank in enumerate(sizes))
+    story = f"{world} ranks, {note} (samples, update by update: {told})"
     nothing = (torch.zeros(0),) * world
     options = {"sizes": sizes, "loud": loud}
     return GroupCase(group, story, tuple(inputs), nothing, options, drive=drive_accumulate)
+
+
+def _in_words(of_rank: list[list[int]]) -> str:
+    """4+3 and 2+1: the microbatches of a rank."""
+    return " and ".join("+".join(map(str, of_update)) for of_update in of_rank)
 
 
 def cases(rng: random.Random) -> list[GroupCase]:
@@ -54,7 +59,7 @@ def cases(rng: random.Random) -> list[GroupCase]:
 
 def compare(e: Evidence) -> Wrong | None:
     """None when all is right; else what is wrong, the most telling first."""
-    for look in (destroyed, values, ended_badly, memory, traffic, growing):
+    for look in (destroyed, values, ended_badly, memory, traffic, growing, few):
         if wrong := look(e):
             return wrong
     return None
@@ -67,7 +72,7 @@ def praise(e: Evidence) -> list[str]:
         "gradients and weights equal those of one process on all samples, after each update, to 10 digits "
         f"({len(e.cases)} cases, 2 and 3 ranks, uneven microbatches, some of them empty)",
         f"the gradients ({gradient_bytes()} bytes) travelled once an update; rank 0 made {calls(e, number):g} calls an "
-        "update with 4 microbatches, and no fewer with 1",
+        "update with 4 microbatches, and no fewer with 1; one of them at most was beside the gradients",
         "one microbatch at a time: no graph was held while another one was made",
         "one step of the optimizer an update, and what stood in .grad before did not count",
     ]
@@ -82,6 +87,7 @@ MISTAKES = (
     *_named(*ways.OF_MEMORY, kinds=("memory",)),
     *_named(*ways.OF_TRAFFIC, kinds=("traffic",)),
     *_named(*ways.OF_CALLS, kinds=("calls",)),
+    *_named(*ways.OF_SMALL, kinds=("small",)),
     *_named(*ways.OF_HANGS, kinds=("hangs", "ended", "raised")),
 )
 SPEC = GroupSpec("07_torch_ddp", "accumulate", 5, cases, compare, MISTAKES, praise, "uneven")

@@ -1,6 +1,8 @@
 """Exercise 07, first part: what can be wrong in an update, in the evidence. Each look gives None when all is well."""
 
-from course_lib.check.group import Evidence, Wrong
+from collections import Counter
+
+from course_lib.check.group import TALK, Evidence, Wrong
 from course_lib.check.specs.torch_ddp_oracle import Update, differ, gradient_bytes, right_updates
 from course_lib.launch import Message
 
@@ -75,6 +77,33 @@ def traffic(e: Evidence) -> Wrong | None:
                 detail = "Gradients, and nothing else of their size, travel through DDP's all-reduce."
                 return Wrong("traffic", f"{case.story}: {text}.", number, detail)
     return None
+
+
+def few(e: Evidence) -> Wrong | None:
+    """No barrier, and one small collective an update beside the gradients."""
+    for number in e.numbers():
+        count = len(e.answers[number][0].facts["steps"])
+        for rank in range(e.cases[number].world):
+            small = _small(e, number, rank)
+            if waits := [m for m in small if "barrier" in m.op]:
+                text = f"rank {rank} calls {waits[0].op} ({waits[0].where})"
+                return Wrong("small", f"{e.cases[number].story}: {text}.", number)
+            if len(small) > count:
+                kinds = Counter((m.op, m.nbytes, m.where) for m in small)
+                told = ", ".join(f"{n} times {op} of {size} bytes ({at})" for (op, size, at), n in kinds.most_common())
+                text = f"in {count} update{'s' * (count > 1)} rank {rank} makes {len(small)} calls beside the gradients"
+                return Wrong("small", f"{e.cases[number].story}: {text}, and {count} would do: {told}.", number)
+    return None
+
+
+def _small(e: Evidence, number: int, rank: int) -> list[Message]:
+    """The collectives of a rank that are not needed for the gradients: these are the all-reduces with most bytes."""
+    own = [m for m in e.messages[number] if m.rank == rank and not m.where.startswith(MADE) and m.op not in TALK]
+    sums = sorted((m for m in own if m.op == "all_reduce"), key=lambda m: -m.nbytes)
+    rest = len(e.answers[number][0].facts["steps"]) * gradient_bytes()
+    while sums and rest > 0:
+        rest -= sums.pop(0).nbytes
+    return [*sums, *(m for m in own if m.op != "all_reduce")]
 
 
 def _by_other_ways(m: Message) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 
@@ -76,10 +77,55 @@ def zeroed_before_step(e: Evidence, wrong: Wrong) -> str | None:
     found = seen(e, wrong)
     if found is None or not all(bool((got.isnan() | (got == 0)).all()) for got in found.got):
         return None
+    made = [answer.facts["backwards"][found.update] for answer in e.answers[wrong.case]]
+    if not any(count for count, _ in made):
+        return "When the optimizer steps, there are no gradients: no backward came through the model before it."
+    if not any(other_than_0 for _, other_than_0 in made):
+        return None
     return (
-        "When the optimizer steps, there are no gradients: backward was not called, or zero_grad() came after it. Call "
+        "When the optimizer steps, there are no gradients, though backward made some: zero_grad() came after it. Call "
         "optimizer.zero_grad() once, before the first microbatch."
     )
+
+
+def factor_of_0(e: Evidence, wrong: Wrong) -> str | None:
+    found = seen(e, wrong)
+    made = [answer.facts["backwards"][found.update] for answer in e.answers[wrong.case]] if found else []
+    if not made or any(other_than_0 for _, other_than_0 in made) or not all(count for count, _ in made):
+        return None
+    return (
+        "backward was called, and what came to the model's results was 0 everywhere, as when a loss is multiplied by "
+        "0. With whole numbers N // count is 0: divide by /."
+    )
+
+
+def backwards_too_late(e: Evidence, wrong: Wrong) -> str | None:
+    """Some microbatches were averaged, the others not, and forwards had gone ahead of backwards."""
+    found = seen(e, wrong)
+    if found is None or not all(_went_ahead(answer.facts["passes"][found.update]) for answer in e.answers[wrong.case]):
+        return None
+    numbers = range(len(found.parts.counts[0]))
+    for averaged in (set(chosen) for n in numbers[1:] for chosen in combinations(numbers, n)):
+        if found.fits(lambda p, rank, averaged=averaged: _averaged(p, rank, averaged)):
+            which = ", ".join(map(str, sorted(averaged)))
+            return (
+                f"Only microbatch{'es' * (len(averaged) > 1)} {which} (of 0 to {numbers[-1]}) took part in the average "
+                "over the ranks, the others stayed on their rank. A forward outside of no_sync() lets the "
+                "backward that comes next send, and here that was the backward of another microbatch, since forwards "
+                "went ahead. Call backward for each microbatch, before the next forward."
+            )
+    return None
+
+
+def _went_ahead(passes: list[list[int]]) -> bool:
+    """A forward began while the graph of another one still waited for its backward."""
+    return any(unused for _, unused, _ in passes)
+
+
+def _averaged(p: Parts, rank: int, chosen: set[int]) -> torch.Tensor:
+    """The gradient of a rank when these microbatches were averaged over the ranks, and the others stayed on theirs."""
+    local = sum(part for k, part in enumerate(p.sums[rank]) if k not in chosen)
+    return (p.total(lambda r, k: float(k in chosen)) + p.world * local) / p.count
 
 
 def _formula(text: str, formula: Formula) -> Callable[[Callable], Callable[[Evidence, Wrong], str | None]]:
@@ -319,11 +365,11 @@ def lower_precision(e: Evidence, wrong: Wrong) -> str | None:
     )
 
 
-OF_STEPS = (steps_each_time, no_step, zeroed_before_step)
+OF_STEPS = (steps_each_time, no_step, zeroed_before_step, factor_of_0)
 OF_VALUES = (
-    calls_module, never_synchronises, synchronises_the_first, synchronises_all_but_the_last, zeroes_each_microbatch,
-    zeroes_each_microbatch_of_means, mean_of_means, sum_of_means, divides_by_local_count, forgets_world_size,
-    sums_over_ranks, local_count_times_world, not_divided, count_of_each_microbatch, mean_of_each_microbatch,
-    divides_by_microbatches, takes_equal_sizes, two_for_world_size, never_zeroes, zeroes_only_at_the_end, clips,
-    lower_precision,
+    calls_module, never_synchronises, backwards_too_late, synchronises_the_first, synchronises_all_but_the_last,
+    zeroes_each_microbatch, zeroes_each_microbatch_of_means, mean_of_means, sum_of_means, divides_by_local_count,
+    forgets_world_size, sums_over_ranks, local_count_times_world, not_divided, count_of_each_microbatch,
+    mean_of_each_microbatch, divides_by_microbatches, takes_equal_sizes, two_for_world_size, never_zeroes,
+    zeroes_only_at_the_end, clips, lower_precision,
 )  # fmt: skip

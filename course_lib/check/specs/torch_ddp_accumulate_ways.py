@@ -95,6 +95,26 @@ def sends_for_each_microbatch(e: Evidence, wrong: Wrong) -> str | None:
 OF_CALLS = (sends_for_each_microbatch,)
 
 
+def waits_at_a_barrier(e: Evidence, wrong: Wrong) -> str | None:
+    if "barrier" not in wrong.text:
+        return None
+    return (
+        "A barrier carries nothing, and all wait for the slowest. The all-reduces wait for all ranks anyway: leave it "
+        "out."
+    )
+
+
+def several_small_calls(e: Evidence, wrong: Wrong) -> str | None:
+    return (
+        "Each call costs a latency and waits for the slowest rank, however few its bytes. One small all-reduce an "
+        "update is enough: what more is to be added up, such as a loss, goes into the same tensor as the number of "
+        "samples."
+    )
+
+
+OF_SMALL = (waits_at_a_barrier, several_small_calls)
+
+
 def skips_empty_microbatch(e: Evidence, wrong: Wrong) -> str | None:
     if e.cases[wrong.case].group != "tail":
         return None

@@ -4,6 +4,7 @@ Both give after each update what the judge needs; it computes what is right out 
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ def drive_accumulate(
 
     loud  by what the weights of the last layer are multiplied, so that gradients are large
 
-    Facts, for each update: "steps" of the optimizer; "zeroed", is .grad empty or 0 at the end; "passes", see `Graphs`.
+    Facts, for each update: "steps" of the optimizer; "zeroed", is .grad empty or 0 at the end; "passes" and
+    "backwards", see `Graphs`.
     """
     torch.manual_seed(dist.get_rank())  # other weights and other random numbers on each rank
     module = net()
@@ -75,26 +77,45 @@ def drive_accumulate(
     (model(torch.zeros(1, FEATURES, dtype=torch.float64)).sum() * 0).backward()  # from now on DDP's buckets are final
     model.forwards = 0
     graphs = Graphs(module)
-    facts: dict[str, list] = {"steps": [], "zeroed": [], "passes": []}
+    facts: dict[str, list] = {"steps": [], "zeroed": [], "passes": [], "backwards": []}
     flat = lambda found: torch.cat([t.detach().flatten() for t in found])  # noqa: E731
 
-    def note(*_: object) -> None:
+    def note() -> None:
         found = [torch.full_like(p, torch.nan) if p.grad is None else p.grad for p in model.parameters()]
         tensors[f"grad {len(facts['steps']) - 1} {facts['steps'][-1]}"] = flat(found)
         facts["steps"][-1] += 1
 
-    optimizer.register_step_pre_hook(note)
+    optimizer.register_step_pre_hook(lambda _, args, kwargs: _note_gradients(note, args, kwargs))
     tensors["start"] = flat(model.parameters())
     for number, microbatches in enumerate(cut(samples, sizes[dist.get_rank()])):
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, LEFT_OVER)
         facts["steps"].append(0)
-        graphs.passes = []
+        graphs.begin()
         accumulate(model, optimizer, microbatches)
         tensors[f"weights {number}"] = flat(model.parameters())
         facts["passes"].append(graphs.passes)
+        facts["backwards"].append(graphs.backwards)
         facts["zeroed"].append(all(p.grad is None or not p.grad.any() for p in model.parameters()))
     return facts | {"entered": model.entered, "forwards": model.forwards, "inside": model.forwards_inside}, tensors
+
+
+def _note_gradients(note: Callable[[], None], args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """Before a step of the optimizer: note now; of step(closure) when the closure, which goes first, has returned.
+
+    args begin with the optimizer. Returns what step() shall get instead, or None.
+    """
+    closure = kwargs.get("closure") or next(iter(args[1:]), None)
+    if closure is None:
+        note()
+        return None
+
+    def watched() -> Any:
+        loss = closure()
+        note()
+        return loss
+
+    return args[:1], {"closure": watched}
 
 
 class Linear(nn.Module):
@@ -133,57 +154,58 @@ def drive_hook(
 
     settled  DDP makes its first backward without the hook, so that the hook sees the final buckets only
     emptied  the step before which `state` is emptied
-    patient  in the last step this rank begins its backward only when all hooks of the others have returned, or
-             `patience` seconds later
+    patient  in each step this rank begins its backward only when all hooks of the others have returned, or `patience`
+             seconds later; once it has waited so long, it waits no more
 
-    Facts of the last step, in seconds of time.monotonic(): "hooks", begin and end of each call; "began", of backward.
+    Facts of each step, in seconds of time.monotonic(): "hooks", begin and end of each call; "began", of backward.
     """
     model = DistributedDataParallel(Linear(lengths, order), bucket_cap_mb=bucket_bytes / 2**20)
     number_of = {parameter: number for number, parameter in enumerate(model.module.weights)}
     state: dict = {}
     layouts: list[list[list[int]]] = []
-    tensors, calls = {}, []
+    tensors, calls, starts = {}, [], []
 
     def watched(state: dict, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         layouts[-1].append([number_of[p] for p in bucket.parameters()])
-        calls.append([time.monotonic()])
+        calls[-1].append([time.monotonic()])
         future = hook(state, bucket)
-        calls[-1].append(time.monotonic())
+        calls[-1][-1].append(time.monotonic())
         if not isinstance(future, torch._C.Future):
             raise NotAFuture(f"the hook returned a {type(future).__name__}, not a Future")
-        if patient is not None and last and bucket.is_last():
-            _mark(dist.get_rank()).touch()
+        if patient is not None and bucket.is_last():
+            _mark(dist.get_rank(), number).touch()
         return future
 
     if settled:
         model(gradients[0] * 0).backward()
     model.register_comm_hook(state, watched)
     for number, row in enumerate(gradients):
-        last = number == len(gradients) - 1
         layouts.append([])
-        calls.clear()
+        calls.append([])
         if number == emptied:
             state.clear()
         model.zero_grad()
         loss = model(row)
-        if last and dist.get_rank() == patient:
-            _await_others(patience)
-        began = time.monotonic()
+        if dist.get_rank() == patient and not _await_others(number, patience):
+            patience = 0.0
+        starts.append(time.monotonic())
         loss.backward()
         tensors[f"grad {number}"] = torch.cat([w.grad.flatten() for w in model.module.weights])
-    return {"layouts": layouts, "hooks": calls, "began": began}, tensors
+    return {"layouts": layouts, "hooks": calls, "began": starts}, tensors
 
 
-def _mark(rank: int) -> Path:
+def _mark(rank: int, step: int) -> Path:
     """There when the hooks of this rank have returned. A file, since a message would be one more collective."""
-    return Path(in_rank.place, f"hooks_{rank}")
+    return Path(in_rank.place, f"hooks_{rank}_{step}")
 
 
-def _await_others(patience: float) -> None:
-    marks = [_mark(rank) for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
+def _await_others(step: int, patience: float) -> bool:
+    """Whether their hooks have returned in time."""
+    marks = [_mark(rank, step) for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
     end = time.monotonic() + patience
     while not all(mark.exists() for mark in marks) and time.monotonic() < end:
         time.sleep(0.0005)
+    return all(mark.exists() for mark in marks)
 
 
 class NotAFuture(TypeError):

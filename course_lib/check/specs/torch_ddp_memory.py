@@ -30,15 +30,21 @@ class _Forward:
 class Graphs:
     """Follows the forwards of `module` that record a graph, whoever calls it: DDP, or the learner by `.module`.
 
-    passes  for each: [samples in it, samples whose graph was still held then and had no backward, ... and had one]
+    passes     for each: [samples in it, samples whose graph was still held then and had no backward, ... and had one]
+    backwards  [how many came to what `module` returned, to how many of them with a gradient that is not 0 everywhere]
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.passes: list[list[int]] = []
+        self.begin()
         self._forwards: list[_Forward] = []
         self._inside: list[saved_tensors_hooks] = []
         module.register_forward_pre_hook(self._begin)
         module.register_forward_hook(self._end, always_call=True)
+
+    def begin(self) -> None:
+        """Count anew from here."""
+        self.passes: list[list[int]] = []
+        self.backwards = [0, 0]
 
     def _begin(self, _: nn.Module, inputs: tuple[torch.Tensor]) -> None:
         now = _Forward(len(inputs[0]))
@@ -55,7 +61,9 @@ class Graphs:
         if isinstance(scores, torch.Tensor) and scores.requires_grad:
             now = self._forwards[-1]
 
-            def used(_: torch.Tensor) -> None:
+            def used(gradient: torch.Tensor) -> None:
                 now.backwards += 1
+                self.backwards[0] += 1
+                self.backwards[1] += bool(gradient.any())
 
             scores.register_hook(used)

@@ -10,6 +10,7 @@ from course_lib.check.group import Evidence, GroupCase, GroupMistake, GroupSpec,
 from course_lib.check.specs import torch_ddp_onebit_mistakes as mistakes
 from course_lib.check.specs.torch_ddp_drive import drive_hook
 from course_lib.check.specs.torch_ddp_onebit_oracle import RIGHT, fits, fitting, found, off, simulate
+from course_lib.launch import Message
 
 STEPS = 4
 PATIENCE = 4.0  # seconds; half of it only a hook takes that waits for others
@@ -84,9 +85,15 @@ def allowed(e: Evidence, number: int) -> int:
 
 def sent(e: Evidence, number: int, rank: int) -> int:
     """Bytes that a rank put into collectives and messages, without what DDP itself sends at its start."""
-    calls = [m for m in e.messages[number] if m.rank == rank and m.op not in ("broadcast", "barrier")]
+    calls = [m for m in e.messages[number] if m.rank == rank and m.op != "barrier" and not _of_ddp(m)]
     own = 8 * sum(e.cases[number].options["lengths"]) if e.cases[number].options["settled"] else 0
-    return sum(m.nbytes for m in calls if "recv" not in m.op) - own - calls[0].nbytes
+    put_in = [m.nbytes for m in calls if "recv" not in m.op and not ("broadcast" in m.op and m.peer != rank)]
+    return sum(put_in) - own - calls[0].nbytes
+
+
+def _of_ddp(m: Message) -> bool:
+    """With a broadcast DDP makes weights and the plan of its buckets equal."""
+    return m.op == "broadcast" and m.where.startswith(OURS)
 
 
 def traffic(e: Evidence) -> Wrong | None:
@@ -122,13 +129,14 @@ def late(e: Evidence) -> Wrong | None:
     for number in e.numbers():
         case, answers = e.cases[number], e.answers[number]
         patient = case.options.get("patient")
-        began = None if patient is None else answers[patient].facts["began"]
-        for rank, answer in enumerate(answers):
-            held = [] if began is None or rank == patient else answer.facts["hooks"]
-            for start, end in held:
+        if patient is None:
+            continue
+        for step, began in enumerate(answers[patient].facts["began"]):
+            held = [(rank, *h) for rank, a in enumerate(answers) if rank != patient for h in a.facts["hooks"][step]]
+            for rank, start, end in held:
                 if start + case.options["patience"] / 2 < began < end:
                     text = (
-                        f"{case.story}: in step {STEPS - 1} rank {patient} began its backward {began - start:.1f} s "
+                        f"{case.story}: in step {step} rank {patient} began its backward {began - start:.1f} s "
                         f"later than rank {rank}, whose hook returned only then"
                     )
                     return Wrong("overlap", f"{text}{_called(e, number, rank, began)}.", number)

@@ -24,6 +24,23 @@ def not_compressed(e: Evidence, wrong: Wrong) -> str | None:
     return "These are the exact averages of the gradients. What is asked for is the average of one bit an element."
 
 
+def read_too_early(e: Evidence, wrong: Wrong) -> str | None:
+    """Numbers that no gradient gives."""
+    got, largest = found(e, wrong.case), max(gradients.abs().max() for gradients in e.cases[wrong.case].inputs)
+    size = got.abs()
+    odd = got[got.isnan() | (size > 1000 * largest) | ((size > 0) & (size < 1e-30))]
+    if len(odd):
+        seen = f"A number like {odd[0]:.3g} is what stands by chance in a tensor of torch.empty, "
+    elif (got == 0).all(dim=2).any():
+        seen = "In some step all averages are 0. Zeros can stand in a tensor of torch.empty, "
+    else:
+        return None
+    return (
+        f"{seen}until the data of a collective comes. Is `everyones` taken apart in the hook, before the bytes are "
+        "there? That belongs into the function that is given to then(...): it is called when they have come."
+    )
+
+
 def lower_precision(e: Evidence, wrong: Wrong) -> str | None:
     got = found(e, wrong.case)
     if not any(fits(e, wrong.case, rule, got, 1e-6) for rule in variants()):
@@ -140,6 +157,7 @@ OF_VALUES = (
         combine="own",
     ),
     _rule("never_exchanges", "Each rank has its own values: nothing was gathered.", combine="local"),
+    read_too_early,
     lower_precision,
 )
 

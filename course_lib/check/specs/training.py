@@ -3,6 +3,7 @@
 All in float64, so that rounding is no excuse. Ranks are seeded differently. The oracle is in `training_oracle.py`.
 """
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib.check.recorder import InFlight
-from course_lib.check.specs.training_handles import Asked, alive
+from course_lib.check.specs.training_handles import Asked, Spread, alive
 from course_lib.launch import watch
 from course_lib.parallel.by_hand import DataParallelByHand
 
@@ -118,6 +119,19 @@ def loss_of(model: nn.Module, batch: torch.Tensor, way: int) -> torch.Tensor:
     return nn.functional.mse_loss(output, batch[:, INPUTS:])
 
 
+@functools.cache
+def parameters_of(model: str) -> dict[str, tuple[int, bool]]:
+    """Of one of MODELS, in the order of module.parameters(): name, bytes, and whether it is learned."""
+    named = build(model, 0).named_parameters()
+    return {name: (p.numel() * p.element_size(), p.requires_grad) for name, p in named}
+
+
+@functools.cache
+def buffers_of(model: str) -> int:
+    """Bytes of the buffers of one of MODELS."""
+    return sum(b.numel() * b.element_size() for b in build(model, 0).buffers())
+
+
 def state(module: nn.Module) -> dict[str, torch.Tensor]:
     """Copies of all parameters and buffers; a tied one has each of its names."""
     return {name: value.clone() for name, value in {**module.state_dict(), **dict(module.named_buffers())}.items()}
@@ -128,17 +142,32 @@ class Notes:
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.learnable = module, [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        self.facts: dict[str, Any] = {"ready": [], "times": [], "missing": []}
+        self.facts: dict[str, Any] = {"ready": [], "times": [], "missing": [], "hooked": []}
         self.tensors: dict[str, torch.Tensor] = {}
         self._stacked: dict[str, list[torch.Tensor]] = {}
-        self._first = module.register_forward_pre_hook(lambda *_: self._begin())
+        # Of each part, since module.forward(x) and a walk through the layers call no hook of the module itself.
+        self._first = [part.register_forward_pre_hook(lambda *_: self._begin()) for part in module.modules()]
         for name, parameter in self.learnable:
             parameter.register_hook(lambda _, name=name: self.facts["ready"][-1].append([name, time.monotonic()]))
 
     def _begin(self) -> None:
         """Before the first forward: what the ranks start from."""
-        self.tensors |= {f"start/{name}": value for name, value in state(self.module).items()}
-        self._first.remove()
+        if not self.tensors:
+            self.tensors |= {f"start/{name}": value for name, value in state(self.module).items()}
+        for hook in self._first:
+            hook.remove()
+
+    def called(self) -> None:
+        """After a forward. Raises ValueError when neither the module nor one of its layers has been called."""
+        if not self.tensors:
+            raise ValueError(
+                "model(x) called neither the module nor a layer of it: call self.module(...) in forward()."
+            )
+
+    def hooked(self) -> bool:
+        """Whether somebody has hooked a parameter, beside us."""
+        hooks = ((p._post_accumulate_grad_hooks or {}, p._backward_hooks or {}) for _, p in self.learnable)
+        return any(len(after) + len(before) > 1 for after, before in hooks)
 
     def stack(self, kind: str) -> None:
         """Remember all gradients ("grad") or all parameters (any other word) as they are now."""
@@ -172,8 +201,9 @@ def train(
     prompt    nobody may wait inside backward: who asks a handle again and again there is stopped
 
     Facts, for each step: "ready", when backward had each gradient; "times" of (begin of the step, of backward, its
-    end, end of `synchronize`), all of time.monotonic(); "missing", the parameters whose gradient is None. And "kept":
-    how many more handles are alive at the end than at the begin.
+    end, end of `synchronize`), all of time.monotonic(); "missing", the parameters whose gradient is None; "hooked",
+    whether parameters had hooks when backward ended. "spread": see `Spread`. And "kept": how many more handles are
+    alive at the end than at the begin.
     Tensors: "start/NAME" at the first forward; "grad/NAME" after `synchronize`, "held/NAME" the parameters at that
     moment, "weight/NAME" after the optimizer, each stacked over the steps.
     """
@@ -181,7 +211,8 @@ def train(
     module = build(model, seeds[rank])
     notes = Notes(module)
     asked = Asked(notes.facts["ready"]) if prompt else None
-    watch.in_place.append(flight)
+    spread = Spread(module, notes.facts["ready"])
+    watch.in_place.extend([flight, spread])
     watch.asked.extend([asked] if asked else [])
     try:
         wrapped = wrap(module, **wrapping)
@@ -195,8 +226,9 @@ def train(
             _step(wrapped, optimizer, notes, batch, ways[step][rank], fence, rank == patient, patient is not None)
     finally:
         watch.in_place.remove(flight)
+        watch.in_place.remove(spread)
         watch.asked.clear()
-    notes.facts |= {"touched": flight.touched, "kept": alive() - before}
+    notes.facts |= {"touched": flight.touched, "spread": spread.found, "kept": alive() - before}
     return notes.close()
 
 
@@ -205,11 +237,13 @@ def _step(wrapped, optimizer, notes: Notes, batch, way: int, fence, patient: boo
     notes.facts["ready"].append([])
     optimizer.zero_grad()
     loss = loss_of(wrapped, batch, way)
+    notes.called()
     if patient:
         _meet(fence)
     backward = time.monotonic()
     loss.backward()
     ended = time.monotonic()
+    notes.facts["hooked"].append(notes.hooked())
     if together and not patient:
         _meet(fence)
     wrapped.synchronize()

@@ -102,6 +102,24 @@ def reduces_weights(seen: Seen, step: int) -> str | None:
     return None
 
 
+def weights_for_gradients(seen: Seen, step: int) -> str | None:
+    """What is wrong is the weight itself, or a sum of the ranks' weights."""
+    for factor in (1.0, seen.case.world, 1 / seen.case.world):
+
+        def weight(rank: int, name: str, factor: float = factor) -> torch.Tensor:
+            return seen.before(rank, name, step) * factor
+
+        off = [name for name in seen.truth.grad if not seen.grads_are(step, seen.mean(step), [name])]
+        if off and seen.weights_stay(step) and seen.grads_are(step, weight, off):
+            times = {1.0: "", seen.case.world: f"{seen.case.world} times "}.get(factor, f"1/{seen.case.world} of ")
+            return (
+                f"In step {step} the gradient of {off[0]} after synchronize() is {times}the weight itself: the "
+                "parameter travelled, not its gradient. p and p.data are the parameter, and so is what a hook of "
+                "register_post_accumulate_grad_hook gets: take its .grad."
+            )
+    return None
+
+
 def not_copied_back(seen: Seen, step: int) -> str | None:
     factor = next((f for f in (1.0, 1 / seen.case.world) if seen.grads_are(step, seen.local(step, f))), None)
     if seen.case.world > 1 and factor and sum(m.nbytes for m in seen.step(0, step, "all_reduce")) >= seen.nbytes:
@@ -218,6 +236,15 @@ GRADIENTS = (
     *known(averages_weights, averages_outputs, kinds=("values",)),
     *_at(only_some_steps),
     *known(tied_twice, kinds=("values", "traffic")),
-    *_at(reduces_weights, not_copied_back, no_average, sums, divides_twice, wrong_divisor, mean_of_users),
+    *_at(
+        weights_for_gradients,
+        reduces_weights,
+        not_copied_back,
+        no_average,
+        sums,
+        divides_twice,
+        wrong_divisor,
+        mean_of_users,
+    ),
     *_at(only_one_rank, copies_rank_0, leaves_some_out, loses_digits),
 )

@@ -1,6 +1,6 @@
 """What the ranks of a training case did: calls by step and phase, and the first number that is wrong."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,6 +8,7 @@ import torch
 
 from course_lib.check.findings import told_apart
 from course_lib.check.group import Evidence, SeenCase
+from course_lib.check.specs.training import buffers_of, parameters_of
 from course_lib.check.specs.training_oracle import RIGHT, TrainCase, Truth
 from course_lib.launch import Message
 
@@ -34,10 +35,18 @@ class Seen(SeenCase[TrainCase]):
         return sum(self.truth.nbytes.values())
 
     @property
-    def state(self) -> int:
-        """Bytes of the buffers and of the frozen parameters."""
-        rest = [value for name, value in self.truth.start.items() if name not in self.truth.nbytes]
-        return sum(value.numel() * value.element_size() for value in rest)
+    def buffers(self) -> int:
+        """Bytes of the buffers."""
+        return buffers_of(self.case.options["model"])
+
+    @property
+    def parameters(self) -> dict[str, tuple[int, bool]]:
+        """All parameters, frozen ones too, in their order: bytes, and whether it is learned."""
+        return parameters_of(self.case.options["model"])
+
+    def spread(self, rank: int, steps: Iterable[int]) -> set[str]:
+        """What this rank has broadcast in these steps: see `Spread`."""
+        return {kind for step, kind in self.answers[rank].facts["spread"] if step in steps}
 
     def calls(self, rank: int, *ops: str) -> list[Message]:
         """The learner's calls in the whole case, in order; also of a case that broke."""
@@ -74,9 +83,16 @@ class Seen(SeenCase[TrainCase]):
         """The parameters that this rank has used in this step."""
         return [name for name, grads in self.truth.local[rank].items() if not bool(grads[step].isnan().any())]
 
-    def fences(self, rank: int) -> int:
-        """How many barriers of the loop this rank has begun. Also of a case that broke."""
-        return sum(m.rank == rank and _barrier_of_ours(m) for m in self.e.messages.get(self.number, ()))
+    def in_backward(self, rank: int) -> list[Message]:
+        """If this rank, not a patient one, has not come to the end of a backward: the all-reduces of that step.
+
+        Of a case that broke: in each step such a rank meets the others when backward has ended, and at the step's end.
+        """
+        mine = [m for m in self.e.messages.get(self.number, ()) if m.rank == rank]
+        fences = [m for m in mine if _barrier_of_ours(m)]
+        if len(fences) % 2 or any(m.end is None for m in fences):
+            return []
+        return [m for m in self.last_step(rank)[1] if m.op == "all_reduce"]
 
     def last_step(self, rank: int) -> tuple[int, list[Message]]:
         """The step in which this rank was when its case ended, and its calls there. Also of a case that broke."""
