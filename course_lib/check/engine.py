@@ -70,7 +70,7 @@ def _still_the_stub(spec: Spec | GroupSpec | FolderSpec) -> str:
 
 def _hole(spec: GroupSpec, answer: RankAnswer) -> str:
     """Of a class with several parts to write, another one than the first may be what is missing."""
-    if answer.error_in in ("", "<module>", "__init__", spec.function):
+    if spec.function[0].islower() or answer.error_in in ("", "<module>", "__init__"):
         return _still_the_stub(spec)
     return f"{spec.function} is not finished: {answer.error_in} ({answer.error_at}) still raises NotImplementedError."
 

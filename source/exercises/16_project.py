@@ -130,7 +130,7 @@ def network(shape, classes):
 
 
 class SlowDisk(Dataset):
-    """Given, for stage 4: samples that take about a millisecond each to arrive."""
+    """Given, for stage 4: samples that take about two milliseconds each to arrive."""
 
     def __init__(self, samples):
         self.samples = samples
@@ -139,7 +139,7 @@ class SlowDisk(Dataset):
         return len(self.samples)
 
     def __getitem__(self, index):
-        time.sleep(0.001)
+        time.sleep(0.002)
         return self.samples[0, index]  # (epoch, index)
 
 
@@ -383,13 +383,13 @@ evidence()
 # times** as fast. The judge runs both again, in turn. Write the options that are needed (lesson 08 and
 # `course_lib/train/data.py` know them).
 #
-# **Predict:** a step was 24 samples x 1 ms of waiting, and some passes. What is left when both thieves are gone?
+# **Predict:** a step was 24 samples x 2 ms of waiting, and some passes. What is left when both thieves are gone?
 
 
 # %% solution="cures"
 # cures = {"option": value, ...}
 ### BEGIN SOLUTION
-cures = {"data.workers": 2}  # and no data.batch: all samples of a rank at once
+cures = {"data.workers": 4}  # and no data.batch: all samples of a rank at once
 ### END SOLUTION
 
 # %% tags=["show"]

@@ -134,8 +134,8 @@ def slow_disk():
 
 @pytest.mark.parametrize(
     ("line", "mistake"),
-    [("time.sleep(0.001)", None), ("pass", "disk_mended"), ("time.sleep(0.0005)", "disk_mended"),
-     ("time.sleep(0.001 * (index < 30))", "disk_mended"), ("raise OSError", "does_not_run_again")],
+    [("time.sleep(0.002)", None), ("pass", "disk_mended"), ("time.sleep(0.0005)", "disk_mended"),
+     ("time.sleep(0.002 * (index < 30))", "disk_mended"), ("raise OSError", "does_not_run_again")],
 )  # fmt: skip
 def test_a_disk_that_is_as_slow_as_it_was(tmp_path, line, mistake):
     (tmp_path / "project.py").write_text(DISK.format(line=line))

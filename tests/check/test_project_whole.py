@@ -145,7 +145,7 @@ def trained_on_one_digit(folder: Path) -> None:
     [
         ("edited_losses", ALWAYS_ONE),
         ("edited_data", trained_on_one_digit),
-        ("disk_mended", replace_in("project.py", "time.sleep(0.001)", "time.sleep(0)")),
+        ("disk_mended", replace_in("project.py", "time.sleep(0.002)", "time.sleep(0)")),
     ],
 )
 def test_a_disk_that_was_mended_by_hand_is_no_cure(done, tmp_path, mistake, spoil):
