@@ -81,7 +81,7 @@ class Samples(Dataset):
 
     def __init__(self, items: Dataset, seed: int, transform: Callable[..., torch.Tensor]) -> None:
         self.items, self.seed, self.transform = items, seed, transform
-        pairs = type(items) is TensorDataset and len(items.tensors) == 2
+        pairs = type(items) is TensorDataset and [t.ndim for t in items.tensors[1:]] == [1]  # a number for each label
         self.by_tensor = transform is identity and (pairs or getattr(items, "by_tensor", False))
 
     def __len__(self) -> int:

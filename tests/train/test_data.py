@@ -74,9 +74,9 @@ class Doubled(TensorDataset):
         return 2 * self.tensors[0][int(index)], self.tensors[1][int(index)]
 
 
-def pairs(kind: type) -> Samples:
+def pairs(kind: type, *label: int) -> Samples:
     made = torch.Generator().manual_seed(0)
-    return Samples(kind(torch.randn(20, 3, generator=made), torch.arange(20)), 0, identity)
+    return Samples(kind(torch.randn(20, 3, generator=made), torch.arange(20).view(20, *label)), 0, identity)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,7 @@ def pairs(kind: type) -> Samples:
         (digits(DataConfig(augment="crop"), 0).train, False),
         (synthetic(DataConfig(name="synthetic:3x4x4", samples=100), 0).train, True),
         (pairs(TensorDataset), True),
+        (pairs(TensorDataset, 1), False),
         (pairs(Doubled), False),
     ],
 )
