@@ -3,8 +3,6 @@
 import importlib.util
 import random
 import sys
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import cloudpickle
@@ -12,13 +10,12 @@ import pytest
 import torch
 
 from course_lib import check, show
-from course_lib.check import engine
-from course_lib.check.engine import judge
 from course_lib.check.group import Evidence
 from course_lib.check.specs.overlap import CAPACITY, SPEC, cases
 from course_lib.check.specs.overlap_seen import fill
 from course_lib.check.specs.training_handles import OFTEN, Asked
 from course_lib.check.together import collect
+from tests.check.one_case import Exercise
 
 _path = Path(__file__).parents[1] / "mistakes" / "overlap.py"
 _spec = importlib.util.spec_from_file_location("mistakes_overlap", _path)
@@ -29,7 +26,6 @@ cloudpickle.register_pickle_by_value(mistakes)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.slow
-WRONG = [*mistakes.WRONG.items(), *mistakes.AGAIN]
 GROUPS = {  # the case in which a mistake shows; the deep one if it is not here. The full check would take longer
     "frozen_crash": "frozen", "sends_frozen": "frozen", "tied_twice": "tied", "unused_crash": "branch",
     "skips_unused": "branch", "leaves_incomplete": "branch", "waits_in_hook": "late", "barrier_between": "branch",
@@ -63,61 +59,23 @@ BREAKING = (
 FULL = ("order_differs",)  # as learners see it
 
 
-@cache
-def refused(answer, group=None) -> check.CheckFailed:
-    with pytest.raises(check.CheckFailed) as caught:
-        judge(replace(SPEC, cases=lambda rng: [of(group)]) if group else SPEC, answer)
-    return caught.value
-
-
-def sentence(wrong, answer) -> str:
-    """What is said of an answer that came to its end."""
-    number = next(k for k, (_, each) in enumerate(WRONG) if each is answer)
-    told = SPEC.compare(wrong[number])
-    return f"{told.text} {engine._named(SPEC, wrong[number], told)[1]}"
-
-
-@cache
-def fresh(seed: int) -> list:
-    return cases(random.Random(seed))
-
-
-def of(group: str, seed: int = 0):
-    """The first case of this group, of one of three sets: to make them takes longer than some runs."""
-    return next(case for case in fresh(seed % 3) if case.group == group)
-
-
-def group_of(name: str, answer) -> str:
-    return SHOWN.get(answer) or GROUPS.get(name, "deep")
+EXERCISE = Exercise(SPEC, mistakes, GROUPS, SHOWN, "deep", BREAKING, FULL)
+WRONG, refused, sentence = EXERCISE.wrong, EXERCISE.refused, EXERCISE.sentence
 
 
 @pytest.fixture(scope="module")
 def wrong(many) -> dict[int, Evidence]:
-    """What is seen of the wrong answers that come to their end."""
-    ending = [k for k, (name, answer) in enumerate(WRONG) if name not in BREAKING and not whole(name, answer)]
-    return many({k: (WRONG[k][1], [of(group_of(*WRONG[k]), k)]) for k in ending})
+    return EXERCISE.seen_wrong(many)
 
 
 @pytest.fixture(scope="module")
 def right(many) -> dict[str, Evidence]:
-    """What is seen of the right answers; another seed for each, and the same in each run."""
-    return many({name: (answer, cases(random.Random(len(name)))) for name, answer in mistakes.RIGHT.items()})
-
-
-def whole(name, answer) -> bool:
-    return name in FULL and answer is mistakes.WRONG[name]
+    return EXERCISE.seen_right(many)
 
 
 @pytest.mark.parametrize("number", range(len(WRONG)), ids=[f"{k}-{name}" for k, (name, _) in enumerate(WRONG)])
 def test_wrong_answer_is_named(number, wrong):
-    name, answer = WRONG[number]
-    if number in wrong:
-        told = SPEC.compare(wrong[number])
-        named = engine._named(SPEC, wrong[number], told)
-        assert named and named[0].name == name, told
-    else:
-        found = refused(answer, None if whole(name, answer) else group_of(name, answer))
-        assert found.mistake == name, str(found)
+    EXERCISE.assert_named(number, wrong)
 
 
 @pytest.mark.parametrize("name", mistakes.RIGHT)
