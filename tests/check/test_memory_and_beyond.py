@@ -18,7 +18,7 @@ from course_lib.check.group import Evidence
 from course_lib.check.spec import Answer
 from course_lib.check.specs import bubble_oracle, zero_one, zero_one_drive
 from course_lib.check.specs.bubble import SPEC as BUBBLE
-from course_lib.check.specs.training import build, loss_of
+from course_lib.check.specs.training_models import build, loss_of
 from course_lib.check.specs.zero_one import SPEC as ZERO
 from course_lib.parallel import pipeline_schedule
 

@@ -250,6 +250,7 @@ ACCUMULATE_WRONG = {
     "sums_over_ranks": _accumulate(scale=lambda total, *_: dist.get_world_size() ** 2 / total),
     "local_count_times_world": _accumulate(scale=lambda total, y, b: dist.get_world_size() / _local(b)),
     "not_divided": _accumulate(scale=lambda *_: 1),
+    "counts_one_microbatch": _accumulate(count=lambda batches: _count(batches[:1])),
     "count_of_each_microbatch": _accumulate(scale=lambda total, y, b: dist.get_world_size() / _everywhere(y)),
     "mean_of_each_microbatch": _accumulate(scale=lambda total, y, b: dist.get_world_size() / _everywhere(y) / len(b)),
     "takes_equal_sizes": _accumulate(scale=lambda total, y, b: 1 / (len(b[0][1]) * len(b))),

@@ -19,7 +19,7 @@ from course_lib.check.specs.data_shard_orders import placed, related, repeated
 
 PROCESSES = 3
 IN = "in "  # before the call, in a note at an exception
-LATER = (10, 64, 100, 128, 256, 1000, 1024)  # epochs: where only some digits or bits of the number are used
+LATER = (10, 64, 100, 128, 256, 1000, 1024)  # epochs, and seeds: where only some digits or bits of it are used
 OTHER = 5  # number of the call that is made by all processes at the end: the next epoch, world size 1
 # What can be wrong, beside `group.KINDS`: the form of what is returned; processes or calls do not agree; samples are
 # lost or repeated; the order depends on the world size, is no shuffle, or is that of another seed or epoch.
@@ -55,6 +55,7 @@ def cases(rng: random.Random) -> list[GroupCase]:
     few = ((1, 1), (5, 5), (6, 3), (2, 3), (0, 2), (rng.randint(5, 7), 4))
     calls += [Call(seed, epoch, samples, world) for samples, world in few]
     calls += [Call(seed, epoch + later, many, 1) for later in (*LATER, 2)]
+    calls += [Call(seed + later, epoch, many, 1) for later in LATER]
     nothing = (torch.empty(0),) * PROCESSES
     options = {"calls": calls, "salt": rng.getrandbits(30)}
     return [GroupCase("shards", f"{PROCESSES} processes", nothing, nothing, options, drive=drive)]

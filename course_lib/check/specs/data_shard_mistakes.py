@@ -217,20 +217,35 @@ def ignores_seed(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
-def _later(seen: Seen) -> list[list[int]]:
-    """The orders of the same seed, many epochs later."""
+def _later(seen: Seen, seeds: bool = False) -> dict[int, list[int]]:
+    """The orders of the same seed, so many epochs later; or of the same epoch, with seeds so much larger."""
     main = seen.calls[0]
-    found = (next(seen.of(seed=main.seed, epoch=main.epoch + later, samples=main.samples)) for later in LATER)
-    return [seen.order(number) for number in found]
+
+    def call(later: int) -> int:
+        seed, epoch = (main.seed + later, main.epoch) if seeds else (main.seed, main.epoch + later)
+        return next(seen.of(seed=seed, epoch=epoch, samples=main.samples))
+
+    return {later: seen.order(call(later)) for later in LATER}
 
 
 def epochs_repeat(e: Evidence, wrong: Wrong) -> str | None:
     seen = Seen(e)
-    again = next((later for later, order in zip(LATER, _later(seen), strict=True) if order == seen.order(0)), None)
+    again = next((later for later, order in _later(seen).items() if order == seen.order(0)), None)
     if again:
         return (
             f"{again} epochs later the same order comes again: only a part of the number of the epoch is used. Give "
             "all of it to the generator: np.random.default_rng([seed, epoch])."
+        )
+    return None
+
+
+def seeds_repeat(e: Evidence, wrong: Wrong) -> str | None:
+    seen = Seen(e)
+    again = next((later for later, order in _later(seen, seeds=True).items() if order == seen.order(0)), None)
+    if again:
+        return (
+            f"The seeds {seen.calls[0].seed} and {seen.calls[0].seed + again} give the same order: only a part of the "
+            "seed is used. Give all of it to the generator: np.random.default_rng([seed, epoch])."
         )
     return None
 
@@ -283,7 +298,7 @@ def seed_plus_epoch(e: Evidence, wrong: Wrong) -> str | None:
     seen = Seen(e)
     zero_one, one_zero = (next(seen.of(seed=seed, epoch=1 - seed)) for seed in (0, 1))
     same = seen.order(5) == seen.order(7) or seen.order(zero_one) == seen.order(one_zero)
-    if same or seen.order(7) in _later(seen):
+    if same or seen.order(7) in _later(seen).values():
         return (
             "The two numbers are made into one, by an addition perhaps, so seed 1 in epoch 0 is seed 0 in epoch 1. "
             "(torch's DistributedSampler adds them: runs with neighbouring seeds are then one run, shifted.) "
@@ -312,7 +327,7 @@ MISTAKES = (
     ),
     *known(stays_near, not_shuffled, kinds=("sorted",)),
     *known(ignores_epoch, ignores_seed, only_renumbered, only_rotated, only_turned_round, kinds=("fresh",)),
-    *known(epochs_repeat, seed_plus_epoch, fixed_places, kinds=("fresh",)),
+    *known(epochs_repeat, seeds_repeat, seed_plus_epoch, fixed_places, kinds=("fresh",)),
     *known(changes_global_generator, kinds=("input",)),
 )
 

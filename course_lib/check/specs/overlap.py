@@ -8,7 +8,6 @@ from course_lib.check.specs.data_parallel import elsewhere, other_calls
 from course_lib.check.specs.data_parallel_mistakes import spread_again
 from course_lib.check.specs.overlap_mistakes import MISTAKES
 from course_lib.check.specs.overlap_seen import begun_late, buckets, capacity, fill, told
-from course_lib.check.specs.training import GAPS
 from course_lib.check.specs.training_looks import (
     bits,
     ended_badly,
@@ -19,6 +18,7 @@ from course_lib.check.specs.training_looks import (
     start,
     values,
 )
+from course_lib.check.specs.training_models import GAPS
 from course_lib.check.specs.training_oracle import TrainCase, case
 from course_lib.check.specs.training_seen import Seen, complete
 

@@ -260,6 +260,19 @@ def local_count_times_world() -> None: ...
 def not_divided() -> None: ...
 
 
+def counts_one_microbatch(e: Evidence, wrong: Wrong) -> str | None:
+    """Of all ranks, but only of the first microbatch, or of another one."""
+    found = seen(e, wrong)
+    for k in range(len(found.parts.counts[0])) if found else ():
+        count = sum(counts[k] for counts in found.parts.counts)
+        if count and found.fits(lambda p, rank, count=count: p.total() / count):
+            return (
+                f"The summed losses were divided by {count}, the samples of microbatch {k} over the ranks. All "
+                f"microbatches together have {found.parts.count}: count them all before the first backward."
+            )
+    return None
+
+
 @_formula(
     "Each microbatch was divided by its own number of samples over the ranks. A short microbatch then counts as much "
     "as a long one: find the number of samples of all microbatches first.",
@@ -369,7 +382,7 @@ OF_STEPS = (steps_each_time, no_step, zeroed_before_step, factor_of_0)
 OF_VALUES = (
     calls_module, never_synchronises, backwards_too_late, synchronises_the_first, synchronises_all_but_the_last,
     zeroes_each_microbatch, zeroes_each_microbatch_of_means, mean_of_means, sum_of_means, divides_by_local_count,
-    forgets_world_size, sums_over_ranks, local_count_times_world, not_divided, count_of_each_microbatch,
-    mean_of_each_microbatch, divides_by_microbatches, takes_equal_sizes, two_for_world_size, never_zeroes,
-    zeroes_only_at_the_end, clips, lower_precision,
+    forgets_world_size, sums_over_ranks, local_count_times_world, not_divided, counts_one_microbatch,
+    count_of_each_microbatch, mean_of_each_microbatch, divides_by_microbatches, takes_equal_sizes, two_for_world_size,
+    never_zeroes, zeroes_only_at_the_end, clips, lower_precision,
 )  # fmt: skip

@@ -6,7 +6,7 @@ import torch
 
 from course_lib.check.group import Evidence, Wrong
 from course_lib.check.known import known
-from course_lib.check.specs.training import TIED
+from course_lib.check.specs.training_models import TIED
 from course_lib.check.specs.training_seen import FORWARD, Seen, close, complete, first_off
 
 In = Callable[[Seen, int], str | None]

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from course_lib.check.group import GroupCase
-from course_lib.check.specs.training import INPUTS, MOMENTUM, NONE, OUTPUTS, RATE, build, loss_of, state, train
+from course_lib.check.specs.training import MOMENTUM, RATE, train
+from course_lib.check.specs.training_models import INPUTS, NONE, OUTPUTS, build, loss_of, state
 
 STEPS, SAMPLES = 3, 4  # of each rank, in each step
 RIGHT = {"rtol": 1e-10, "atol": 1e-13}  # rounding, in float64

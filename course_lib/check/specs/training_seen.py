@@ -8,7 +8,7 @@ import torch
 
 from course_lib.check.findings import told_apart
 from course_lib.check.group import Evidence, SeenCase
-from course_lib.check.specs.training import buffers_of, parameters_of
+from course_lib.check.specs.training_models import buffers_of, parameters_of
 from course_lib.check.specs.training_oracle import RIGHT, TrainCase, Truth
 from course_lib.launch import Message
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.check.specs.training import build, loss_of
+from course_lib.check.specs.training_models import build, loss_of
 
 SGD, MOMENTUM, ADAM = "SGD", "SGD with momentum", "Adam"
 KEPT = {SGD: 0, MOMENTUM: 1, ADAM: 2}  # numbers of state for each weight

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from course_lib.check.group import GroupCase
-from course_lib.check.specs.training import INPUTS, OUTPUTS, build, loss_of
+from course_lib.check.specs.training_models import INPUTS, OUTPUTS, build, loss_of
 from course_lib.check.specs.training_oracle import SAMPLES, STEPS, WAYS
 from course_lib.check.specs.zero_one_drive import ADAM, BETAS, DECAY, EPS, KEPT, RATE, SGD, SPEED, drive
 
