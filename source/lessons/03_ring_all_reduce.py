@@ -177,7 +177,7 @@ for ranks in (2, 3, 4):
 # Here are two all-reduces that pass on the *whole* tensor around the ring. The first is, in other words, what the
 # section "Our Own Ring-Allreduce" of a [PyTorch
 # tutorial](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) shows (it says itself that the chunks
-# are missing). The second takes as many steps as the real ring; it is on the web, too.
+# are missing). The second takes as many steps as the real ring; it is published, too.
 
 
 # %%

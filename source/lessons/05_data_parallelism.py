@@ -287,6 +287,47 @@ except ValueError as error:
 # 3. Nearly. The names have `module.` in front, because the model itself is `model.module`.
 # 4. It must come before `DDP(model)`, no earlier: the wrapper is what talks.
 #
+# ## Is it faster?
+#
+# **"Near-linear scaling."** Two ranks share a batch of 256. **Predict:** how much faster is a step with two ranks
+# than with one, with layers 64 wide, and with layers 512 wide?
+
+
+# %%
+def seconds_per_step(width, wrap=ByHand, samples=256, steps=10):
+    if on_gpu := dist.get_backend() == "nccl":
+        torch.cuda.set_device(dist.get_rank())
+    with torch.device("cuda" if on_gpu else "cpu"):
+        model = wrap(nn.Sequential(*[nn.Linear(width, width) for _ in range(4)]))
+        x, times = torch.randn(samples // dist.get_world_size(), width), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps + 3):
+        loss = model(x).square().mean()
+        loss.item()  # a GPU must have finished all that came before
+        times.append(time.perf_counter())
+        loss.backward()
+        model.synchronize()
+        optimizer.step()
+        optimizer.zero_grad()
+    return (times[-1] - times[2]) / steps  # the first two warm up
+
+
+for width in (64, 512):
+    one_rank, two = (max(run(seconds_per_step, ranks, args=(width,)).results) for ranks in (1, 2))
+    print(f"{width:>4} wide: {one_rank * 1e3:7.2f} ms with one rank, {two * 1e3:7.2f} ms with two")
+
+# %% [markdown]
+# In which line do two ranks gain more, or lose less? Both models make eight all-reduces a step. The large one has 63
+# times the bytes (4.2 MB of gradients) and 64 times the arithmetic. In the small one half of the batch saves little
+# time, and each all-reduce costs its latency all the same (lesson 04). So neither the bytes nor the time to compute
+# decides alone, but both together:
+#
+# **time with N ranks ≈ computing / N + communication that nobody hides.**
+#
+# Near-linear is what you get when the second term is small beside the first. Larger batches make it so: computing
+# grows with the batch, gradients do not. And a part of it can be hidden: lesson 06. (The first term is computing / N
+# only if every rank has a core for itself.)
+#
 # ## DataParallel is something else
 #
 # `nn.DataParallel` (DP) is older: *one* process with a thread for each GPU. On a CPU it only passes the call through:
@@ -311,43 +352,24 @@ dp.device_ids, torch.equal(dp(x), module(x))
 # DDP has a process for each GPU: no shared interpreter, no copies of the model in each step, and it works on many
 # nodes. The PyTorch documentation recommends it over DP on one machine, too.
 #
-# ## Is it faster?
-#
-# **"Near-linear scaling."** Two ranks share a batch of 256. **Predict:** how much faster is a step with two ranks
-# than with one, with layers 64 wide, and with layers 512 wide?
+# The next cell measures both where torch sees two GPUs: DP as one rank that has all of them, DDP with a rank for each.
+# **Predict** which is faster, if yours has them.
 
 
 # %%
-def seconds_per_step(width, steps=10):
-    model = ByHand(nn.Sequential(*[nn.Linear(width, width) for _ in range(4)]))
-    x, optimizer = torch.randn(256 // dist.get_world_size(), width), torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(steps + 2):
-        if step == 2:  # the first steps warm up
-            dist.barrier()
-            begin = time.perf_counter()
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        model.synchronize()
-        optimizer.step()
-    return (time.perf_counter() - begin) / steps
+class DP(nn.DataParallel):
+    def synchronize(self):
+        """Nothing is left to do: backward sums into the one module."""
 
 
-for width in (64, 512):
-    one_rank, two = (max(run(seconds_per_step, ranks, args=(width,)).results) for ranks in (1, 2))
-    print(f"{width:>4} wide: {one_rank * 1e3:7.2f} ms with one rank, {two * 1e3:7.2f} ms with two")
+if (gpus := torch.cuda.device_count()) < 2:
+    print(f"Not measured here: that takes two GPUs, and torch sees {gpus}.")
+else:
+    for wrap, ranks in ((DP, 1), (TorchDDP, gpus)):
+        times = run(seconds_per_step, ranks, args=(2048, wrap, 1024 * gpus), backend="nccl", watch=False).results
+        print(f"{wrap.__name__:8} on {gpus} GPUs: {max(times) * 1e3:7.2f} ms a step")
 
 # %% [markdown]
-# In which line do two ranks gain more, or lose less? Both models make eight all-reduces a step. The large one has 63
-# times the bytes (4.2 MB of gradients) and 64 times the arithmetic. In the small one half of the batch saves little
-# time, and each all-reduce costs its latency all the same (lesson 04). So neither the bytes nor the time to compute
-# decides alone, but both together:
-#
-# **time with N ranks ≈ computing / N + communication that nobody hides.**
-#
-# Near-linear is what you get when the second term is small beside the first. Larger batches make it so: computing
-# grows with the batch, gradients do not. And a part of it can be hidden: lesson 06. (The first term is computing / N
-# only if every rank has a core for itself.)
-#
 # ## In three lines
 #
 # - Broadcast parameters and buffers once; average gradients in each step; every rank updates by itself.
