@@ -8,6 +8,7 @@ out  {"event": "ready"}     {"event": "exit", "code": 1, "rank": None}     {"eve
 The end of the socket means that the kernel is gone: then everything dies.
 """
 
+import contextlib
 import functools
 import gc
 import importlib.metadata
@@ -21,13 +22,17 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 
 import psutil
 
 from course_lib.launch.dying import adopt_orphans, die_with_parent
+from course_lib.launch.huge_pages import huge_pages
 from course_lib.startup import importing
+
+# After so many forks the next ones are made cheap, which costs as much as about ten; later again, for new modules.
+_MANY = (8, 32, 128)
 
 
 def warm_up() -> None:
@@ -49,11 +54,12 @@ def warm_up_fully() -> None:
     if "torch.distributed.run" in sys.modules:
         return
     with importing():
-        import torch._dynamo
-        import torch.distributed.run  # noqa: F401
+        import torch._dynamo.trace_rules
+        import torch.distributed.run
         from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     dynamic_rendezvous.get_method_name = _caller
+    torch._dynamo.trace_rules.clear_lru_cache()  # each rank will do it in init_process_group, object by object
 
 
 def _caller(depth: int = 2) -> str:
@@ -75,6 +81,8 @@ class Agent:
         self.ranks: dict[int, int] = {}  # process: rank, of a direct start
         self.busy = False  # a job was started and its last process is not gone yet
         self.buffer = b""
+        self.forks = 0
+        self.packing: Iterator[int] | None = None
 
     def say(self, **event) -> None:
         self.channel.sendall(json.dumps(event).encode() + b"\n")
@@ -83,7 +91,7 @@ class Agent:
         """Work until the kernel goes away."""
         self.say(event="ready")
         while os.getppid() == self.parent:
-            readable, _, _ = select.select([self.channel], [], [], 0.01 if self.busy else 1.0)
+            readable, _, _ = select.select([self.channel], [], [], self.patience())
             if readable:
                 data = self.channel.recv(1 << 20)
                 if not data:
@@ -93,8 +101,16 @@ class Agent:
                     self.obey(json.loads(line))
             if self.busy:
                 self.look()
+            elif self.packing and not readable:
+                self.packing = None if next(self.packing, None) is None else self.packing
             elif self.warm and not readable:
                 warm_up_fully()
+
+    def patience(self) -> float:
+        """Seconds to wait for an order, before there is something else to do."""
+        if self.busy:
+            return 0.01
+        return 0.0 if self.packing else 1.0
 
     def obey(self, order: dict) -> None:
         if order["do"] == "start":
@@ -139,6 +155,9 @@ class Agent:
     def fork(self, order: dict, log: int, work: Callable[[dict], None]) -> int:
         """A child that does `work`, with torch already imported."""
         me = os.getpid()
+        self.forks += 1
+        if self.forks in _MANY:
+            self.packing = huge_pages()
         pid = os.fork()
         if pid:
             return pid
@@ -151,8 +170,9 @@ class Agent:
             os.dup2(log, 1)
             os.dup2(log, 2)
             os.chdir(order["cwd"])
-            os.environ.clear()
-            os.environ.update(order["env"])
+            for name in os.environ.keys() - order["env"].keys():
+                del os.environ[name]
+            os.environ.update(set(order["env"].items()) - set(os.environ.items()))
             sys.path[:] = order["path"]
             work(order)
             code = 0
@@ -241,4 +261,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(SystemExit):
+        main()
+    os._exit(0)  # nothing is left to be done, and taking torch apart would take half a second

@@ -73,6 +73,8 @@ class Writer:
         self._file = path.open("w+b")
         self._file.truncate(_ROOM + CAPACITY * _CALL.size)
         self._map = mmap.mmap(self._file.fileno(), 0)
+        if hasattr(mmap, "MADV_RANDOM"):  # else the system reads ahead, in a file that is nearly all holes
+            self._map.madvise(mmap.MADV_RANDOM)
         self._names = (folder / f"rank_{rank}.names").open("w", buffering=1)
         self._known: dict[tuple, int] = {}
         self._lock = threading.Lock()

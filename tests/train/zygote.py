@@ -19,12 +19,14 @@ from pathlib import Path
 import course_lib.train.warm  # noqa: F401
 from course_lib.launch.agent import warm_up, warm_up_fully
 from course_lib.launch.dying import die_with_parent
+from course_lib.launch.huge_pages import huge_pages
 from course_lib.train.main import main
 
 warm_up()
 warm_up_fully()
 die_with_parent()
 gc.freeze()  # forks then neither scan nor copy what is here
+list(huge_pages())
 
 
 def free_port() -> int:
