@@ -26,7 +26,7 @@ _WARM_LIMIT = 180.0  # seconds for the agent to import torch, on a slow and busy
 _GONE_LIMIT = 30.0
 # For the agent: memory in huge pages. A fork copies the page table of some 300 MB, and each rank that touches a page
 # gets its own copy of it; this way both take about a third less. (Other systems than glibc's ignore it.)
-_QUICK_FORK = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+QUICK_FORK = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 class AgentDied(RuntimeError):
@@ -59,7 +59,7 @@ class Supervisor:
                  "warm" if warm else "cold"],
                 pass_fds=[theirs.fileno()], process_group=0, stdin=subprocess.DEVNULL,
                 stdout=self._log, stderr=self._log, cwd=Path(__file__).parents[2],
-                env={**os.environ, **(_QUICK_FORK if warm else {}), TAG: self.owner,
+                env={**os.environ, **(QUICK_FORK if warm else {}), TAG: self.owner,
                      "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
             )  # fmt: skip
 

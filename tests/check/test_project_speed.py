@@ -46,23 +46,24 @@ def both(slow: Run, fast: Run) -> None:
 @pytest.mark.parametrize(
     ("mistake", "slow", "fast"),
     [
-        ("one_rank", run("runs/slow", SLOW, 1), run("runs/fast", FAST, 1)),
-        ("not_slow", run("runs/slow", SLOW | {"data.name": "digits"}), run("runs/fast", FAST)),
-        ("not_slow", run("runs/slow", SLOW | {"data.workers": 2}), run("runs/fast", FAST)),
-        ("not_slow", run("runs/slow", FAST | {"data.workers": 0}), run("runs/fast", FAST)),
-        ("other_ranks", run("runs/slow", SLOW), run("runs/fast", FAST, 3)),
-        ("other_data", run("runs/slow", SLOW), run("runs/fast", FAST | {"data.name": "digits"})),
-        ("global_batch", run("runs/slow", SLOW), run("runs/fast", FAST | {"data.global_batch": 480})),
-        ("other_epochs", run("runs/slow", SLOW), run("runs/fast", FAST | {"optim.epochs": 1})),
-        ("other_network", run("runs/slow", SLOW), run("runs/fast", FAST | {"model.name": "mlp"})),
-        ("other_job", run("runs/slow", SLOW), run("runs/fast", FAST | {"amp.dtype": "bf16"})),
-        ("other_job", run("runs/slow", SLOW), run("runs/fast", FAST | {"ddp.comm_hook": "fp16"})),
-        ("data_thief_left", run("runs/slow", SLOW), run("runs/fast", FAST | {"data.workers": 0})),
-        ("too_many_workers", run("runs/slow", SLOW), run("runs/fast", FAST | {"data.workers": 17})),
-        ("small_batch_left", run("runs/slow", SLOW), run("runs/fast", SLOW | {"data.workers": 2})),
+        ("one_rank", (SLOW, 1), (FAST, 1)),
+        ("not_slow", (SLOW | {"data.name": "digits"},), (FAST,)),
+        ("not_slow", (SLOW | {"data.workers": 2},), (FAST,)),
+        ("not_slow", (FAST | {"data.workers": 0},), (FAST,)),
+        ("other_ranks", (SLOW,), (FAST, 3)),
+        ("other_data", (SLOW,), (FAST | {"data.name": "digits"},)),
+        ("global_batch", (SLOW,), (FAST | {"data.global_batch": 480},)),
+        ("other_epochs", (SLOW,), (FAST | {"optim.epochs": 1},)),
+        ("other_network", (SLOW,), (FAST | {"model.name": "mlp"},)),
+        ("other_job", (SLOW,), (FAST | {"amp.dtype": "bf16"},)),
+        ("other_job", (SLOW,), (FAST | {"ddp.comm_hook": "fp16"},)),
+        ("data_thief_left", (SLOW,), (FAST | {"data.workers": 0},)),
+        ("too_many_workers", (SLOW,), (FAST | {"data.workers": 17},)),
+        ("small_batch_left", (SLOW,), (SLOW | {"data.workers": 2},)),
     ],
 )
 def test_runs_that_are_not_slow_and_fast_are_named(mistake, slow, fast):
+    slow, fast = run("runs/slow", *slow), run("runs/fast", *fast)
     with pytest.raises(CheckFailed) as caught:
         both(slow, fast)
     assert caught.value.mistake == mistake, str(caught.value)

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional
 
 from course_lib import run
@@ -80,6 +79,8 @@ def torch_zero(name: str, group: dist.ProcessGroup) -> list[torch.Tensor]:
     kind, options, _ = OPTIMIZERS[name]
     net, rows = odd(), []
     trained = [p for p in net.parameters() if p.requires_grad]
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # a long import, which each worker would do
+
     zero = ZeroRedundancyOptimizer(trained, kind, process_group=group, **options)
     for step in range(STEPS):
         zero.zero_grad()

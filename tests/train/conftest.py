@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from course_lib.launch.supervise import QUICK_FORK
+
 
 @dataclass
 class Launched:
@@ -38,9 +40,8 @@ class Launched:
 def zygote():
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
     command = [sys.executable, str(Path(__file__).with_name("zygote.py"))]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**env, "OMP_NUM_THREADS": "1"}
-    ) as process:
+    env |= {**QUICK_FORK, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert json.loads(process.stdout.readline()) == {"ready": True}
         yield process
         process.stdin.close()

@@ -80,18 +80,19 @@ def pairs(kind: type, *label: int) -> Samples:
 
 
 @pytest.mark.parametrize(
-    ("samples", "by_tensor"),
+    ("make", "by_tensor"),
     [
-        (digits(DataConfig(), 0).train, True),
-        (digits(DataConfig(augment="crop"), 0).train, False),
-        (synthetic(DataConfig(name="synthetic:3x4x4", samples=100), 0).train, True),
-        (pairs(TensorDataset), True),
-        (pairs(TensorDataset, 1), False),
-        (pairs(Doubled), False),
+        (lambda: digits(DataConfig(), 0).train, True),
+        (lambda: digits(DataConfig(augment="crop"), 0).train, False),
+        (lambda: synthetic(DataConfig(name="synthetic:3x4x4", samples=100), 0).train, True),
+        (lambda: pairs(TensorDataset), True),
+        (lambda: pairs(TensorDataset, 1), False),
+        (lambda: pairs(Doubled), False),
     ],
 )
-def test_a_batch_is_the_same_as_sample_by_sample(samples, by_tensor):
+def test_a_batch_is_the_same_as_sample_by_sample(make, by_tensor):
     """The same bits and types, with a sample that comes twice; also for a rank without a share."""
+    samples = make()
     assert samples.by_tensor == by_tensor
     assert samples.__getitems__([]) == []
     keys = [(1, 7), (2, 0), (1, 7)]
