@@ -28,3 +28,6 @@ class Verdict:
 
     def __repr__(self) -> str:
         return "\n".join([*(f"✔ {line}" for line in self.lines), f"The checks passed: {self.points} points."])
+
+    def _repr_pretty_(self, printer, cycle: bool) -> None:
+        printer.text(wrapped(repr(self)))  # what a notebook shows

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from course_lib.launch.errors import wrapped
 from course_lib.startup import quick_exit
 
 TAG = "COURSE_LIB_OWNER"  # every process that we start carries it; the last sweep looks for it
@@ -33,7 +34,7 @@ class AgentDied(RuntimeError):
     """The helper process was killed from outside; its runs have been swept away."""
 
     def _render_traceback_(self) -> list[str]:
-        return ["", str(self)]
+        return ["", wrapped(str(self))]
 
 
 class Supervisor:

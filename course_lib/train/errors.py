@@ -5,7 +5,9 @@ class ConfigError(Exception):
     """One full sentence that says what is wrong and what would do. The program prints it and exits with 2."""
 
     def _render_traceback_(self) -> list[str]:
-        return [f"ConfigError: {self}"]  # a notebook shows the sentence, not the frames of this library
+        from course_lib.launch.errors import wrapped  # for notebooks: ranks do without
+
+        return [wrapped(f"ConfigError: {self}")]  # the sentence, not the frames of this library
 
 
 class CannotWrite(Exception):

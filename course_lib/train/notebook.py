@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from course_lib.launch import RunInterrupted, scratch, torchrun
+from course_lib.launch.errors import wrapped
 from course_lib.train.cli import parse, words
 from course_lib.train.config import check
 from course_lib.train.display import Live, Progress
@@ -22,7 +23,7 @@ class TrainError(RuntimeError):
     """A run that failed: one sentence, then the traceback of the rank that failed first."""
 
     def _render_traceback_(self) -> list[str]:
-        return [f"TrainError: {self}"]  # a notebook shows this instead of the frames of this file
+        return [wrapped(f"TrainError: {self}")]  # a notebook shows this instead of the frames of this file
 
 
 def train(
