@@ -5,6 +5,7 @@ import faulthandler
 import functools
 import json
 import linecache
+import multiprocessing
 import os
 import pickle
 import signal
@@ -58,6 +59,8 @@ class Rank:
         faulthandler.enable(stack)
         faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
         torch.set_num_threads(1)
+        # Where loader workers put their sockets. A folder of its own would be left there: we do not end, we are killed.
+        multiprocessing.current_process()._config["tempdir"] = str(self.folder)
         # As in a process that was started anew: forks would all go on with the agent's state. (random does it itself.)
         torch.default_generator.seed()
         numpy.random.seed()

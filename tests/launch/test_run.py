@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from importlib import metadata
@@ -377,6 +378,18 @@ def test_grandchild_ends_with_the_run():
 
     for pid in run(work, 2).results:
         assert not psutil.pid_exists(pid)
+
+
+def test_loader_workers_leave_no_folder():
+    """They open sockets in a folder that multiprocessing makes, and are killed with their rank."""
+
+    def loads() -> int:
+        torch.batches = iter(torch.utils.data.DataLoader(torch.arange(60), batch_size=2, num_workers=2))
+        return int(next(torch.batches).sum())
+
+    before = sorted(Path(tempfile.gettempdir()).glob("pymp-*"))
+    assert run(loads, ranks=2).results == [1, 1]
+    assert sorted(Path(tempfile.gettempdir()).glob("pymp-*")) == before
 
 
 def test_two_runs_at_once_are_refused_or_wait():
