@@ -19,7 +19,7 @@ def explain_hang(states: list[RankState], messages: Sequence[Message] = ()) -> s
         if chain and not states[rank].blocked:
             return _dead_end(states[chain[-1]], states[rank], messages)
     if all(state.blocked or state.state == trace.RETURNED for state in states):
-        return "Each rank waits in a call that no other rank answers; the lines below say where."
+        return "Each rank waits in a call that does not end; the lines below say where."
     return "No rank waits for another one: the time was too short, or a rank computes for ever."
 
 

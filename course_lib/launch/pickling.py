@@ -1,5 +1,6 @@
 """Ship a function that stands in a notebook cell to another process, so that its tracebacks still name the cell."""
 
+import functools
 import io
 import linecache
 import pickle
@@ -18,8 +19,22 @@ def _reduce_code(code: CodeType):
     return make, tuple(code.co_filename if value == "<dynamic-code>" else value for value in values)
 
 
+def _reduce_cached(cached: functools._lru_cache_wrapper):
+    """A function under functools.cache: as the function itself, which cloudpickle would only look for by its name."""
+    function = cached.__wrapped__
+    if _cloudpickle._should_pickle_by_reference(function):
+        return cached.__reduce__()
+    return _cache, (function, cached.cache_parameters())
+
+
+def _cache(function: FunctionType, parameters: dict[str, Any]) -> functools._lru_cache_wrapper:
+    return functools.lru_cache(**parameters)(function)
+
+
 class _Pickler(cloudpickle.Pickler):
-    dispatch_table: ClassVar = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar = ChainMap(
+        {CodeType: _reduce_code, functools._lru_cache_wrapper: _reduce_cached}, cloudpickle.Pickler.dispatch_table
+    )
 
 
 def dumps(thing: Any) -> bytes:

@@ -34,11 +34,14 @@ GROUPS = {  # the case in which a mistake shows; the plain one if it is not here
     "frozen_crash": "frozen", "frozen_not_broadcast": "frozen", "sends_frozen": "frozen", "tied_twice": "tied",
     "no_buffers": "norm", "unused_crash": "branch", "mean_of_users": "branch", "skips_unused": "branch",
     "order_of_arrival": "branch", "barrier_between": "branch", "never_cleared": "long", "not_by_collectives": "long",
+    "other_size": "branch",
 }  # fmt: skip
-SHOWN = {mistakes.OnlyTenSteps: "long", mistakes.SpreadsFrozen: "frozen"}  # the case for these
+SHOWN = {  # the case for these
+    mistakes.OnlyTenSteps: "long", mistakes.SpreadsFrozen: "frozen", mistakes.OnlyRank0BroadcastsBuffers: "norm",
+}  # fmt: skip
 BREAKING = (
     "stub", "destroys_group", "hides_parameters", "frozen_crash", "unused_crash", "skips_unused", "no_return",
-    "order_of_arrival", "barrier_between",
+    "order_of_arrival", "barrier_between", "other_size", "broadcast_on_some_ranks",
 )  # fmt: skip
 FULL = ("no_average", "destroys_group")  # as learners see it
 

@@ -38,12 +38,14 @@ SHOWN = {  # the case for these
     mistakes.NotToTheLastByte: "gap", mistakes.FrozenTakeRoom: "frozen",
     mistakes.LargeMap: "frozen", mistakes.CountersNotReset: "frozen", mistakes.NothingCleared: "deep",
     mistakes.WaitsAfterAGap: "gap", mistakes.SpreadsFrozen: "frozen",
+    mistakes.OneBucketAHook: "waiting", mistakes.OnlyItsOwnTurn: "waiting",
 }  # fmt: skip
 ELSEWHERE = {  # named as in exercise 05, whose tests have examples
     "destroys_group", "hides_parameters", "frozen_not_broadcast", "no_buffers", "wrong_source", "reseeds",
     "averages_outputs", "no_average", "wrong_divisor", "mean_of_users", "different_order", "through_one_rank",
     "broadcasts_again", "sends_frozen", "no_return", "sums_weights", "reduces_weights",
     "only_one_rank", "copies_rank_0", "leaves_some_out", "loses_digits", "needless_barrier",
+    "broadcast_on_some_ranks",
 }  # fmt: skip
 BREAKING = (
     "stub",

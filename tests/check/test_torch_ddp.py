@@ -35,7 +35,7 @@ WRONG = [(ACCUMULATE, *row) for row in (*mistakes.ACCUMULATE_WRONG.items(), *mis
 WRONG += [(HOOK, *row) for row in (*mistakes.HOOK_WRONG.items(), *mistakes.HOOK_AGAIN)]
 RIGHT = [(ACCUMULATE, *row) for row in mistakes.ACCUMULATE_RIGHT.items()]
 RIGHT += [(HOOK, *row) for row in mistakes.HOOK_RIGHT.items()]
-END_BADLY = {"stub", "skips_empty_microbatch", "returns_no_future", "future_of_no_tensor"}
+END_BADLY = {"stub", "skips_empty_microbatch", "returns_no_future", "future_of_no_tensor", "waits_in_decode"}
 TOGETHER = [row for row in WRONG + RIGHT if row[1] not in END_BADLY | {"waits_in_hook"}]
 SENTENCES = {
     "forgets_world_size": "multiply the loss by it",

@@ -1,5 +1,6 @@
 """`run` from a program: values, output, messages, and what it says when something is wrong."""
 
+import functools
 import importlib
 import os
 import pickle
@@ -378,6 +379,20 @@ def test_grandchild_ends_with_the_run():
 
     for pid in run(work, 2).results:
         assert not psutil.pid_exists(pid)
+
+
+@functools.lru_cache(maxsize=4)
+def remembered(number: int) -> int:
+    return number * dist.get_rank()
+
+
+def test_a_function_that_remembers_its_values_is_sent():
+    """cloudpickle only writes down its name, and a rank has no module in which this stands."""
+    assert run(lambda: [remembered(3), remembered(3), remembered.cache_info()[:3]], ranks=2).results == [
+        [0, 0, (1, 1, 4)],
+        [3, 3, (1, 1, 4)],
+    ]
+    assert run(lambda: functools.cache(len)("four"), ranks=1).results == [4]
 
 
 def test_loader_workers_leave_no_folder():

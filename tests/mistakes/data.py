@@ -1,5 +1,6 @@
 """Wrong and right answers to exercise 08. The name of a wrong answer is the verdict that it must get."""
 
+import functools
 import hashlib
 import math
 import random
@@ -212,6 +213,8 @@ AGAIN_SHARD = [  # the same mistakes in other words
     ("seed_plus_epoch", lambda seed, epoch, samples, rank, size: _order(seed ^ epoch, 0, samples)[rank::size]),
     ("seed_plus_epoch", lambda seed, epoch, samples, rank, size: _order(seed * epoch, 0, samples)[rank::size]),
     ("epochs_repeat", lambda seed, epoch, samples, rank, size: _order(seed, epoch % 64, samples)[rank::size]),
+    ("seed_plus_epoch", lambda seed, epoch, samples, rank, size: _order(int(f"{seed}{epoch}"), 0, samples)[rank::size]),
+    ("seed_plus_epoch", lambda seed, epoch, samples, rank, size: _order(7 * seed + 13 * epoch, 0, samples)[rank::size]),
     ("seeds_repeat", lambda seed, epoch, samples, rank, size: _order(seed % 100, epoch, samples)[rank::size]),
     ("seed_plus_epoch", lambda seed, epoch, samples, rank, size: _order(1000 * seed + epoch, 0, samples)[rank::size]),
     ("seed_plus_epoch", lambda seed, epoch, samples, rank, size: _order(seed << 8 ^ epoch, 0, samples)[rank::size]),
@@ -240,6 +243,10 @@ UNNAMED_SHARD = {  # with a text that the verdict holds
     "counts from 1": (
         lambda seed, epoch, samples, rank, world_size: [i + 1 for i in _order(seed, epoch, samples)[rank::world_size]],
         "there is no sample",
+    ),
+    "seed 0 is no seed": (
+        lambda seed, epoch, samples, rank, size: (_order(seed, epoch, samples) if seed else range(samples))[rank::size],
+        "shard(seed=0, epoch=1, samples=16, rank, world_size=1) give the same order",
     ),
     "a number": (lambda seed, epoch, samples, rank, world_size: samples // world_size, "a list of indices is needed"),
 }
@@ -277,7 +284,13 @@ def _philox(seed, epoch, samples, rank, world_size):
     return tuple(order[rank::world_size])
 
 
+@functools.lru_cache(maxsize=8)
+def _remembered_order(seed, epoch, samples):
+    return tuple(_order(seed, epoch, samples))
+
+
 RIGHT_SHARD = {
+    "a helper remembers": lambda seed, epoch, samples, rank, size: _remembered_order(seed, epoch, samples)[rank::size],
     "as the solution": lambda seed, epoch, samples, rank, world_size: _order(seed, epoch, samples)[rank::world_size],
     "torch generator": _torch_generator,
     "random.Random with a text": _by_text,
@@ -634,8 +647,17 @@ WRONG_EVALUATE = {
     "sums_each_batch": _sums_each_batch,
     "sends_every_sample": _sends_what_was_right,
 }
+
+
+def _compares_scores(counted):
+    """Right answers are counted by the scores, not by their places: none is right."""
+    dist.all_reduce(counted)
+    return 0.0, counted[2].item() / counted[1].item()
+
+
 UNNAMED_EVALUATE = {  # with a text that the verdict holds
     "zeros": (_evaluate(end=_zeros), "the accuracy on rank 0 must be"),
+    "none is right": (_evaluate(end=_compares_scores), "the accuracy on rank 0 must be"),
     "accuracy only": (_evaluate(end=_accuracy_only), "rank 0 returned a value of type float; needed is"),
 }
 AGAIN_EVALUATE = [
@@ -644,6 +666,7 @@ AGAIN_EVALUATE = [
     ("never_summed", _evaluate(end=lambda counted: (counted[0] / counted[1], counted[2] / counted[1]))),
     ("wrapper_called", _evaluate(net=lambda model: model)),
     ("drops_tail", _evaluate(batches=_full_batches_only)),
+    ("drops_tail", _evaluate(batches=lambda x, y, n: list(_batches(x, y, n))[:1])),
     ("everyone_everything", _evaluate(batches=lambda x, y, n: _batches(x, y, n, 0, 1), end=_own)),
     ("mean_of_batches", _loss_of_batches),
     ("one_rank_calls", _reduces_in_the_loop),

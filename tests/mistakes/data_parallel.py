@@ -614,7 +614,7 @@ class SpreadsGradients(Right):
 
 
 class NeverCallsTheModule(Right):
-    def forward(self, x, way):
+    def forward(self, x):
         for p in self.learnable:
             x = x + 0 * p.sum()
         return x[:, :3]
@@ -627,7 +627,48 @@ class Unfinished(Right):
         raise NotImplementedError("your code here")
 
 
+class ZerosInFloat32(Right):
+    """Zeros of the usual dtype, for a model that has another one."""
+
+    zeros = staticmethod(lambda p: torch.zeros(p.shape))
+
+    def synchronize(self):
+        for p in self.learnable:
+            total = self.zeros(p) if p.grad is None else p.grad
+            dist.all_reduce(total)
+            p.grad = total.to(p.dtype).expand_as(p) / dist.get_world_size()
+
+
+class OneZero(ZerosInFloat32):
+    zeros = staticmethod(lambda p: torch.zeros(1, dtype=p.dtype))
+
+
+class OnlyRank0Broadcasts(Right):
+    def broadcast(self):
+        if dist.get_rank() == 0:
+            super().broadcast()
+
+
+class OnlyRank0BroadcastsBuffers(Right):
+    def broadcast(self):
+        for tensor in self.module.parameters():
+            dist.broadcast(tensor.detach(), src=0)
+        for tensor in self.module.buffers() if dist.get_rank() == 0 else ():
+            dist.broadcast(tensor, src=0)
+
+
+class SynchronizesInForward(Right):
+    def forward(self, x):
+        Right.synchronize(self)
+        return self.module(x)
+
+    def synchronize(self):
+        pass
+
+
 WRONG = {
+    "other_size": ZerosInFloat32,
+    "broadcast_on_some_ranks": OnlyRank0Broadcasts,
     "only_one_rank": ReducesToOne,
     "copies_rank_0": CopiesRank0,
     "leaves_some_out": WeightsOnly,
@@ -686,6 +727,9 @@ class HiddenCourseDDP(Right):
 
 
 AGAIN = [
+    ("other_size", OneZero),
+    ("broadcast_on_some_ranks", OnlyRank0BroadcastsBuffers),
+    ("averages_outputs", SynchronizesInForward),
     ("no_buffers", OnlyWhatIsSaved),
     ("ready_made", HiddenCourseDDP),
     ("loses_digits", InBfloat16),
@@ -826,7 +870,26 @@ class TakesForward(Right):
         self.forward = self.module.forward
 
 
+class TakesOneArgument(Right):
+    def forward(self, x):
+        return self.module(x)
+
+
+class InARow(nn.Sequential):
+    """The wrapper is a row of one module."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        Right.broadcast(self)
+        self.learnable = [p for p in module.parameters() if p.requires_grad]
+
+    module = property(lambda self: self[0])
+    average, synchronize = Right.average, Right.synchronize
+
+
 RIGHT = {
+    "takes one argument": TakesOneArgument,
+    "in a row": InARow,
     "takes module.forward": TakesForward,
     "by ReduceOp.AVG": ByOpAvg,
     "in shards": InShards,

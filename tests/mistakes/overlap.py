@@ -640,6 +640,24 @@ class SpreadsFrozen(Right):
                 dist.broadcast(p.data, src=0)
 
 
+class OneBucketAHook(Right):
+    """When a bucket gets full, those behind it may have waited for it; only one of them starts."""
+
+    def arrived(self, number):
+        self.missing[number] -= 1
+        if len(self.flats) < len(self.buckets) and self.missing[len(self.flats)] == 0:
+            self.start()
+
+
+class OnlyItsOwnTurn(Right):
+    """A bucket that gets full before its turn starts in synchronize()."""
+
+    def arrived(self, number):
+        self.missing[number] -= 1
+        if self.missing[number] == 0 and number == len(self.flats):
+            self.start()
+
+
 WRONG = {
     "stub": Stub,
     "ready_made": TorchDDP,
@@ -677,6 +695,8 @@ WRONG = {
     "weights_for_gradients": WeightsForGradients,
 }
 AGAIN = [
+    ("late_buckets", OneBucketAHook),
+    ("late_buckets", OnlyItsOwnTurn),
     ("one_per_parameter", OnePerParameterForward),
     ("one_flat", OneFlatAfterwards),
     ("one_flat", ElementsNotBytes),

@@ -227,6 +227,25 @@ def _half_precision(model, optimizer, microbatches):
     optimizer.step()
 
 
+def _one_backward_behind_the_loop(model, optimizer, microbatches):
+    total = _count(microbatches)
+    optimizer.zero_grad()
+    for x, y in microbatches:
+        loss = _loss(model, x, y, total)
+    loss.backward()
+    optimizer.step()
+
+
+def _no_sync_without_with(model, optimizer, microbatches):
+    total = _count(microbatches)
+    optimizer.zero_grad()
+    for k, (x, y) in enumerate(microbatches, 1):
+        if k < len(microbatches):
+            model.no_sync()
+        _loss(model, x, y, total).backward()
+    optimizer.step()
+
+
 _each = {"before": lambda k, optimizer: optimizer.zero_grad()}
 _means = {"reduction": "mean"}
 ACCUMULATE_WRONG = {
@@ -250,6 +269,8 @@ ACCUMULATE_WRONG = {
     "sums_over_ranks": _accumulate(scale=lambda total, *_: dist.get_world_size() ** 2 / total),
     "local_count_times_world": _accumulate(scale=lambda total, y, b: dist.get_world_size() / _local(b)),
     "not_divided": _accumulate(scale=lambda *_: 1),
+    "not_each_backward": _one_backward_behind_the_loop,
+    "mean_and_count": _accumulate(**_means),
     "counts_one_microbatch": _accumulate(count=lambda batches: _count(batches[:1])),
     "count_of_each_microbatch": _accumulate(scale=lambda total, y, b: dist.get_world_size() / _everywhere(y)),
     "mean_of_each_microbatch": _accumulate(scale=lambda total, y, b: dist.get_world_size() / _everywhere(y) / len(b)),
@@ -273,6 +294,7 @@ ACCUMULATE_WRONG = {
     "skips_empty_microbatch": _skips_empty,
 }
 ACCUMULATE_AGAIN = [
+    ("no_no_sync", _no_sync_without_with),
     ("all_in_one_forward", _in_pairs),
     ("sends_for_each_microbatch", _accumulate(after=lambda k, last, optimizer: dist.barrier())),
     ("clips", _then(lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 1e-3))),
@@ -581,6 +603,20 @@ def _two_futures(state, bucket):
 
 
 _LEFT = {}
+
+
+def _waits_in_decode(state, bucket):
+    payload = pack(bucket.buffer() >= 0, bucket.buffer().abs().mean())
+    everyones = [torch.empty_like(payload) for _ in range(dist.get_world_size())]
+    work = dist.all_gather(everyones, payload, async_op=True)
+
+    def decode(_):
+        work.wait()
+        return _mean([unpack(part, [bucket.buffer().numel()], torch.float64) for part in everyones])
+
+    return work.get_future().then(decode)
+
+
 HOOK_WRONG = {
     "stub": _stub_hook,
     "not_compressed": _exact,
@@ -617,6 +653,7 @@ HOOK_WRONG = {
     "lower_precision": lambda state, bucket: _scales(state, bucket, torch.float32, each=False),
     "waits_in_hook": _waits_at_first,
     "read_too_early": _decodes_before(0),
+    "waits_in_decode": _waits_in_decode,
 }
 
 
@@ -644,7 +681,12 @@ def _another_tensor(state, bucket):
     return future.then(lambda _: _mean([unpack(part, [n], gradient.dtype) for part in everyones]))
 
 
+def _other_names(s, b):
+    return _onebit()(s, b)
+
+
 HOOK_AGAIN = [
+    ("keyed_by_index", _onebit(key=lambda bucket: (bucket.index(), *(p.shape for p in bucket.parameters())))),
     ("keyed_by_index", _onebit(key=lambda bucket: bucket.parameters()[0])),
     ("read_too_early", _decodes_before(255)),
     ("sends_floats", _by_broadcasts(packed=False)),

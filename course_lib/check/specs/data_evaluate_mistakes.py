@@ -119,6 +119,11 @@ def drops_tail(e: Evidence, wrong: Wrong) -> str | None:
     seen, samples = _seen(e, wrong.case), len(e.cases[wrong.case].inputs[0])
     if len(seen) == len(set(seen)) < samples:
         lost = sorted(set(range(samples)) - set(seen))
+        if len(lost) >= e.cases[wrong.case].options["batch_size"]:
+            return (
+                f"Sample {lost[0]} is never looked at ({len(lost)} of {samples} are left out). A rank must go through "
+                "all batches of its share; is something in the loop left too early, or does only one batch count?"
+            )
         return (
             f"Sample {lost[0]} is never looked at ({len(lost)} of {samples} are left out): the shares leave out the "
             "remainder, or the last, smaller batch is dropped."
@@ -179,7 +184,7 @@ def mean_of_batches(e: Evidence, wrong: Wrong) -> str | None:
         return None
     flat = tuple(sum(column) / len(every) for column in zip(*every, strict=True))
     ranks = [tuple(sum(column) / len(found) for column in zip(*found, strict=True)) for found in means]
-    summed = (0.0, sum(loss for _, loss in every) / len(e.cases[0].inputs[0]))
+    summed = (math.nan, sum(loss for _, loss in every) / len(e.cases[0].inputs[0]))
     if _any_near(e, wrong, [summed, flat, tuple(sum(column) / WORLD for column in zip(*ranks, strict=True)), *ranks]):
         return (
             "This is a mean of the batches' means, and the last batch is smaller, so its samples count for more. Take "

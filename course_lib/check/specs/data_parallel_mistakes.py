@@ -7,7 +7,13 @@ from course_lib.check.findings import errors
 from course_lib.check.group import KINDS, Evidence, Wrong
 from course_lib.check.known import known
 from course_lib.check.specs.training_gradients import GRADIENTS
-from course_lib.check.specs.training_order import barrier_between, order_of_arrival, skips_unused
+from course_lib.check.specs.training_order import (
+    barrier_between,
+    broadcast_on_some_ranks,
+    order_of_arrival,
+    other_size,
+    skips_unused,
+)
 from course_lib.check.specs.training_seen import Seen
 from course_lib.check.specs.training_starts import STARTS
 
@@ -223,7 +229,7 @@ FIRST = (
     *known(destroys_group, kinds=("destroyed", "raised", "ended")),
     *known(hides_parameters, no_return, kinds=KINDS),
     *STARTS,
-    *known(barrier_between, kinds=("hangs", "ended", "raised")),
+    *known(barrier_between, broadcast_on_some_ranks, kinds=("hangs", "ended", "raised")),
 )
 CRASHES = known(frozen_crash, unused_crash, kinds=("raised",))
 LAST = (
@@ -234,7 +240,7 @@ LAST = (
     *known(broadcasts_again, sends_frozen, kinds=("traffic",)),
 )
 OWN = (
-    *known(order_of_arrival, kinds=("hangs", "ended", "raised")),
+    *known(other_size, order_of_arrival, kinds=("hangs", "ended", "raised")),
     *known(not_one_each, kinds=("traffic",)),
 )
 MISTAKES = (*FIRST, *CRASHES, *GRADIENTS, *OWN, *LAST)

@@ -20,6 +20,9 @@ from course_lib.check.specs.data_shard_orders import placed, related, repeated
 PROCESSES = 3
 IN = "in "  # before the call, in a note at an exception
 LATER = (10, 64, 100, 128, 256, 1000, 1024)  # epochs, and seeds: where only some digits or bits of it are used
+GRID = 24  # so many seeds, and so many epochs of each, are compared with one another
+FEW = 16  # samples, for that
+MIXED = "seed and epoch are made into one number"
 OTHER = 5  # number of the call that is made by all processes at the end: the next epoch, world size 1
 # What can be wrong, beside `group.KINDS`: the form of what is returned; processes or calls do not agree; samples are
 # lost or repeated; the order depends on the world size, is no shuffle, or is that of another seed or epoch.
@@ -75,8 +78,9 @@ def drive(fn: Callable, _: torch.Tensor, calls: list[Call], salt: int) -> tuple[
             shares |= {f"{number} {rank}": _share(fn, call, rank) for rank in _mine(me, number, call)}
         changed = [name for name, state in states().items() if state != before[name]]
         again, other = _share(fn, calls[0], 0), _share(fn, calls[OTHER], 0)
+        orders = _orders(fn, me)
     told = {"first": first, "again": again, "other": other, "shares": shares}
-    return told | {"changed": changed, "hashed": len(hashed)}, {}
+    return told | {"changed": changed, "hashed": len(hashed), "orders": orders}, {}
 
 
 def _mine(me: int, number: int, call: Call) -> range:
@@ -97,6 +101,12 @@ def _share(fn: Callable, call: Call, rank: int) -> list[int] | str:
     except BaseException as error:
         error.add_note(f"{IN}{call.of(rank)}")
         raise
+
+
+def _orders(fn: Callable, me: int) -> list[tuple[int, int, int]]:
+    """Of a third of the grid: seed, epoch, and a number by which the order of FEW samples is known."""
+    calls = [Call(seed, epoch, FEW, 1) for seed in range(me, GRID, PROCESSES) for epoch in range(GRID)]
+    return [(call.seed, call.epoch, hash(tuple(_share(fn, call, 0)))) for call in calls]
 
 
 @contextmanager
@@ -282,7 +292,18 @@ def ordered(e: Evidence) -> Wrong | None:
         return Wrong("sorted", f"{text}: {str(alone[:5])[:-1]}, ...", 0)
     alike = seen.of(samples=main.samples, world_size=1)
     orders = [(str(seen.calls[number]), seen.order(number)) for number in alike]
-    return repeated(orders) or related(orders) or placed(orders)
+    return repeated(orders) or related(orders) or placed(orders) or _twins(e)
+
+
+def _twins(e: Evidence) -> Wrong | None:
+    """Two calls of the grid have the same order."""
+    known: dict[int, Call] = {}
+    for seed, epoch, order in (row for answer in e.answers[0] for row in answer.facts["orders"]):
+        call, twin = Call(seed, epoch, FEW, 1), known.setdefault(order, Call(seed, epoch, FEW, 1))
+        if call != twin:
+            mixed = MIXED if call.seed != twin.seed and call.epoch != twin.epoch else ""
+            return Wrong("fresh", f"{twin} and {call} give the same order.", 0, mixed)
+    return None
 
 
 def untouched(e: Evidence) -> Wrong | None:

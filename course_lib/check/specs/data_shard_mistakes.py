@@ -4,7 +4,7 @@ from itertools import chain, pairwise
 
 from course_lib.check.group import KINDS, Evidence, GroupSpec, Wrong
 from course_lib.check.known import destroys_group, known
-from course_lib.check.specs.data_shard import LATER, Seen, cases, compare
+from course_lib.check.specs.data_shard import LATER, MIXED, Seen, cases, compare
 from course_lib.check.specs.data_shard_orders import FOLLOWS, KEPT, MIRRORED, NEARBY, SHIFTED, TURNED, relations
 
 
@@ -213,7 +213,10 @@ def ignores_epoch(e: Evidence, wrong: Wrong) -> str | None:
 def ignores_seed(e: Evidence, wrong: Wrong) -> str | None:
     seen = Seen(e)
     if seen.order(0) == seen.order(7):
-        return "The seed changes nothing, so two runs meant to differ see the same order."
+        return (
+            "The seed changes nothing, so two runs meant to differ see the same order. (If you shift it to the left: "
+            "a torch.Generator on the CPU takes only the 32 low bits of its seed.)"
+        )
     return None
 
 
@@ -298,7 +301,7 @@ def seed_plus_epoch(e: Evidence, wrong: Wrong) -> str | None:
     seen = Seen(e)
     zero_one, one_zero = (next(seen.of(seed=seed, epoch=1 - seed)) for seed in (0, 1))
     same = seen.order(5) == seen.order(7) or seen.order(zero_one) == seen.order(one_zero)
-    if same or seen.order(7) in _later(seen).values():
+    if same or wrong.detail == MIXED or seen.order(7) in _later(seen).values():
         return (
             "The two numbers are made into one, by an addition perhaps, so seed 1 in epoch 0 is seed 0 in epoch 1. "
             "(torch's DistributedSampler adds them: runs with neighbouring seeds are then one run, shifted.) "

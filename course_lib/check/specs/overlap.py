@@ -31,7 +31,8 @@ TINY = 16  # no gradient of the deep model fits into a bucket
 def cases(rng: random.Random) -> list[GroupCase]:
     """Three ranks: where overlap shows, then the traps, then a rank that is late; two ranks with a gap; one."""
     deep, small, tiny = ({"bucket_mb": nbytes / 2**20} for nbytes in (CAPACITY, SMALL, TINY))
-    traps = [case(rng, model, model, 3, small, steps) for model, steps in (("frozen", 2), ("tied", 2), ("branch", 3))]
+    steps = {"frozen": 2, "tied": 2, "branch": 3, "waiting": 2}
+    traps = [case(rng, model, model, 3, small, count) for model, count in steps.items()]
     late = case(rng, "late", "deep", 3, deep, steps=1, patient=rng.randrange(3), prompt=True)
     few = [gap(rng), case(rng, "tiny", "deep", 1, tiny, steps=2)]
     return [case(rng, "deep", "deep", 3, deep, prompt=True), *traps, late, *few]

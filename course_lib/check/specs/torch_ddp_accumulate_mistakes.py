@@ -88,6 +88,19 @@ def zeroed_before_step(e: Evidence, wrong: Wrong) -> str | None:
     )
 
 
+def not_each_backward(e: Evidence, wrong: Wrong) -> str | None:
+    """Each microbatch went forward, and not through all came a backward."""
+    found = seen(e, wrong)
+    for rank, answer in enumerate(e.answers[wrong.case]) if found else ():
+        micro, made = len(found.parts.counts[rank]), answer.facts["backwards"][found.update][0]
+        if len(answer.facts["passes"][found.update]) >= micro > made > 0:
+            return (
+                f"Rank {rank} had {micro} microbatches go forward, and {made} backward. Each loss has a graph of its "
+                "own: call backward in the loop, for each microbatch; .grad adds up."
+            )
+    return None
+
+
 def factor_of_0(e: Evidence, wrong: Wrong) -> str | None:
     found = seen(e, wrong)
     made = [answer.facts["backwards"][found.update] for answer in e.answers[wrong.case]] if found else []
@@ -201,6 +214,14 @@ def synchronises_all_but_the_last() -> None: ...
     lambda p, rank: p.right / len(p.counts[0]),
 )
 def divides_by_microbatches() -> None: ...
+
+
+@_formula(
+    "Each loss is the mean of its microbatch already, and was divided by the number of samples as well. Sums can be "
+    'added: F.cross_entropy(..., reduction="sum").',
+    lambda p, rank: p.total(lambda r, k: 1 / max(p.counts[r][k], 1)) / p.count,
+)
+def mean_and_count() -> None: ...
 
 
 @_formula(
@@ -380,9 +401,9 @@ def lower_precision(e: Evidence, wrong: Wrong) -> str | None:
 
 OF_STEPS = (steps_each_time, no_step, zeroed_before_step, factor_of_0)
 OF_VALUES = (
-    calls_module, never_synchronises, backwards_too_late, synchronises_the_first, synchronises_all_but_the_last,
-    zeroes_each_microbatch, zeroes_each_microbatch_of_means, mean_of_means, sum_of_means, divides_by_local_count,
-    forgets_world_size, sums_over_ranks, local_count_times_world, not_divided, counts_one_microbatch,
-    count_of_each_microbatch, mean_of_each_microbatch, divides_by_microbatches, takes_equal_sizes, two_for_world_size,
-    never_zeroes, zeroes_only_at_the_end, clips, lower_precision,
+    calls_module, not_each_backward, mean_and_count, never_synchronises, backwards_too_late, synchronises_the_first,
+    synchronises_all_but_the_last, zeroes_each_microbatch, zeroes_each_microbatch_of_means, mean_of_means, sum_of_means,
+    divides_by_local_count, forgets_world_size, sums_over_ranks, local_count_times_world, not_divided,
+    counts_one_microbatch, count_of_each_microbatch, mean_of_each_microbatch, divides_by_microbatches,
+    takes_equal_sizes, two_for_world_size, never_zeroes, zeroes_only_at_the_end, clips, lower_precision,
 )  # fmt: skip

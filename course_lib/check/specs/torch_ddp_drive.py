@@ -3,8 +3,10 @@
 Both give after each update what the judge needs; it computes what is right out there.
 """
 
+import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +49,12 @@ class Watched(DistributedDataParallel):
 
     entered = forwards = forwards_inside = 0
 
-    def no_sync(self):
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
         """As torch's, but counted."""
         self.entered += 1
-        return super().no_sync()
+        with super().no_sync():
+            yield
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As torch's, but counted."""
@@ -159,6 +163,9 @@ def drive_hook(
 
     Facts of each step, in seconds of time.monotonic(): "hooks", begin and end of each call; "began", of backward.
     """
+    if "bucket" not in (names := list(inspect.signature(hook).parameters)):
+        told = f"The hook's parameters are called {' and '.join(names)}; DDP asks for one called bucket"
+        raise TypeError(f"{told}: def onebit_hook(state, bucket).")
     model = DistributedDataParallel(Linear(lengths, order), bucket_cap_mb=bucket_bytes / 2**20)
     number_of = {parameter: number for number, parameter in enumerate(model.module.weights)}
     state: dict = {}

@@ -15,6 +15,7 @@ from course_lib.launch import Message
 STEPS = 4
 PATIENCE = 4.0  # seconds; half of it only a hook takes that waits for others
 OURS = "torch_ddp_drive.py, "  # where DDP itself sends
+LATER = [2, 1, 3, 0]  # another order of use than that of the parameters
 SLACK = 24  # bytes for each bucket, above its bits: a scale, and what rounding up may cost
 
 
@@ -33,6 +34,7 @@ def cases(rng: random.Random) -> list[GroupCase]:
     generator = torch.Generator().manual_seed(rng.getrandbits(60))
     a, b = rng.randint(5, 8), rng.randint(9, 12)
     odd = [rng.randint(2, 5), rng.randint(20, 30), rng.randint(11, 19), rng.randint(6, 10)]
+    alike = [odd[0], *[odd[2]] * 3]
     late = {"patient": rng.randrange(2), "patience": PATIENCE}
     return [
         # Gradients arrive in the order 1, 3, 0, 2. A bucket is closed when it holds at least so many bytes.
@@ -40,8 +42,9 @@ def cases(rng: random.Random) -> list[GroupCase]:
             "two", 3, [a, a, b, b], f"2 buckets, `state` is emptied before step {STEPS - 1}", generator,
             settled=True, bucket_bytes=8 * (a + 1), emptied=STEPS - 1,
         ),
-        # Here they arrive as 0, 3, 1, 2, and DDP begins with 0, 1, 2, 3: a key must be more than the first parameter.
-        _case("one", 3, odd, "1 bucket, the hook registered before the first backward", generator, order=[2, 1, 3, 0]),
+        # Here they arrive as 0, 3, 1, 2, and DDP begins with 0, 1, 2, 3: a key must be more than the first parameter,
+        # or the lengths of all.
+        _case("one", 3, alike, "1 bucket, the hook registered before the first backward", generator, order=LATER),
         _case("odd", 2, odd, "buckets of odd length", generator, bucket_bytes=8 * 12, **late),
     ]  # fmt: skip
 
@@ -180,5 +183,6 @@ MISTAKES = (
     *_named(mistakes.OF_TRAFFIC, "traffic"),
     *_named(mistakes.OF_OVERLAP, "overlap"),
     *_named(mistakes.OF_ERRORS, "raised"),
+    *_named(mistakes.OF_HANGS, "hangs", "ended"),
 )
 SPEC = GroupSpec("07_torch_ddp", "onebit_hook", 7, cases, compare, MISTAKES, praise, "one")

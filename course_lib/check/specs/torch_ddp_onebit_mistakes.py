@@ -51,6 +51,21 @@ def lower_precision(e: Evidence, wrong: Wrong) -> str | None:
     )
 
 
+def waits_in_decode(e: Evidence, wrong: Wrong) -> str | None:
+    """All have made the same calls, and none comes to its end."""
+    messages = e.messages.get(wrong.case, ())
+    ranks = range(e.cases[wrong.case].world)
+    calls = [[m.op for m in messages if m.rank == rank] for rank in ranks]
+    gathered = [m for m in messages if "gather" in m.op]
+    if not gathered or any(found != calls[0] for found in calls):
+        return None
+    return (
+        f"All ranks have called {gathered[-1].op}, and go no further. Does the function that is given to then(...) "
+        "wait? It is called when the bytes have come, by the thread that brings the news: a wait() there waits for "
+        "itself."
+    )
+
+
 OF_VALUES = (
     not_compressed,
     _rule(
@@ -231,3 +246,4 @@ OF_OVERLAP = (waits_in_hook,)
 OF_BITS = (different_order,)
 OF_TRAFFIC = (sends_floats, byte_for_each_sign)
 OF_ERRORS = (returns_no_future, future_of_no_tensor)
+OF_HANGS = (waits_in_decode,)

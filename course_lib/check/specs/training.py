@@ -97,12 +97,13 @@ def train(
     spread = Spread(module, notes.facts["ready"])
     watch.in_place.extend([flight, spread])
     watch.asked.extend([asked] if asked else [])
+    # A group of its own for the barriers of this file: theirs must not be taken for the learner's calls. It is made
+    # before these, since nobody sees that a rank waits for the others there.
+    fence = dist.new_group() if dist.get_world_size() > 1 else None
     try:
         wrapped = wrap(module, **wrapping)
         _is_module(wrapped, module)
         notes.facts["ready_made"] = _ready_made(wrapped)
-        # A group of its own for the barriers of this file: theirs must not be taken for the learner's calls.
-        fence = dist.new_group() if dist.get_world_size() > 1 else None
         optimizer = torch.optim.SGD(wrapped.parameters(), lr=RATE, momentum=momentum)
         before = alive()
         for step, batch in enumerate(data):
@@ -119,7 +120,7 @@ def _step(wrapped, optimizer, notes: Notes, batch, way: int, fence, patient: boo
     begin = time.monotonic()
     notes.facts["ready"].append([])
     optimizer.zero_grad()
-    loss = loss_of(wrapped, batch, way)
+    loss = loss_of(wrapped, batch, way, notes.module)
     notes.called()
     if patient:
         _meet(fence)

@@ -57,6 +57,11 @@ def averages_weights(e: Evidence, wrong: Wrong) -> str | None:
 def averages_outputs(e: Evidence, wrong: Wrong) -> str | None:
     off = first_off(e)
     sent = off.seen.phase(0, off.step, FORWARD, "all_reduce") if off else []
+    if sent and [m.nbytes for m in sent] == list(off.seen.truth.nbytes.values()):
+        return (
+            f"Gradients are averaged in forward ({sent[0].where}). There are none yet, or those of the step before: "
+            "backward makes them. The loop calls synchronize() after it; forward must not."
+        )
     if sent:
         return (
             f"Forward calls all_reduce ({sent[0].where}): the outputs or the loss are averaged. Backward knows nothing "

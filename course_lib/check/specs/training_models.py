@@ -16,14 +16,13 @@ TIED = ("2.weight", "2.bias")  # of the tied model, by their first names
 
 
 class Plain(nn.Sequential):
-    """Layers in a row. `way` is for `Branch` only."""
-
-    def forward(self, x: torch.Tensor, way: int) -> torch.Tensor:
-        return super().forward(x)
+    """Layers in a row."""
 
 
 class Branch(nn.Module):
     """Takes another way in each step and on each rank: some parameters are used on one rank only, some on none."""
+
+    way = NONE
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,17 +30,19 @@ class Branch(nn.Module):
         self.ways = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
         self.head = nn.Linear(6, OUTPUTS)
 
-    def forward(self, x: torch.Tensor, way: int) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.tanh(self.stem(x))
-        return self.head(x if way == NONE else self.ways[way](x))
+        return self.head(x if self.way == NONE else self.ways[self.way](x))
 
 
 class Gap(nn.Sequential):
     """Leaves out the layer whose number is the way, if that is one of GAPS."""
 
-    def forward(self, x: torch.Tensor, way: int) -> torch.Tensor:
+    way = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         for number, layer in enumerate(self):
-            x = x if number == way and way in GAPS else layer(x)
+            x = x if number == self.way and self.way in GAPS else layer(x)
         return x
 
 
@@ -54,13 +55,27 @@ class Frozen(nn.Module):
         self.first.weight.requires_grad_(False)
         self.middle.bias.requires_grad_(False)
 
-    def forward(self, x: torch.Tensor, way: int) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
 
 
 def _deep(kind: type[nn.Sequential] = Plain, widths: Sequence[int] = WIDTHS) -> nn.Module:
     layers = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.Tanh())]
     return kind(*layers[:-1])
+
+
+class Waiting(nn.Module):
+    """Used in the order a, b, c, d, e. From its last parameter on, the gradients that come first are not first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.d = nn.Linear(INPUTS, 7), nn.Linear(7, 7), nn.Linear(7, 7)
+        self.e, self.c = nn.Linear(7, OUTPUTS), nn.Linear(7, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in (self.a, self.b, self.c, self.d):
+            x = torch.tanh(layer(x))
+        return self.e(x)
 
 
 def _plain() -> nn.Module:
@@ -87,7 +102,7 @@ def _norm() -> nn.Module:
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "plain": _plain, "deep": _deep, "frozen": Frozen, "tied": _tied, "norm": _norm, "branch": Branch,
-    "line": lambda: Plain(nn.Linear(INPUTS, OUTPUTS)), "gap": lambda: _deep(Gap, GAP_WIDTHS),
+    "line": lambda: Plain(nn.Linear(INPUTS, OUTPUTS)), "waiting": Waiting, "gap": lambda: _deep(Gap, GAP_WIDTHS),
 }  # fmt: skip
 
 
@@ -98,9 +113,14 @@ def build(name: str, seed: int) -> nn.Module:
         return MODELS[name]().double()
 
 
-def loss_of(model: nn.Module, batch: torch.Tensor, way: int) -> torch.Tensor:
-    """Mean squared error; the first columns of the batch are the inputs, the last ones the targets."""
-    output = model(batch[:, :INPUTS], way)
+def loss_of(model: nn.Module, batch: torch.Tensor, way: int, module: nn.Module | None = None) -> torch.Tensor:
+    """Mean squared error; the first columns of the batch are the inputs, the last ones the targets.
+
+    way     what the model shall do this time, where it has a choice. No argument of `model`, whose forward may take one
+    module  the one of MODELS that `model` wraps
+    """
+    (module or model).way = way
+    output = model(batch[:, :INPUTS])
     if not isinstance(output, torch.Tensor):
         given = "None" if output is None else f"a {type(output).__name__}"
         raise TypeError(f"model(x) gave {given}, and must give the output of the module.")

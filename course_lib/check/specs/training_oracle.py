@@ -90,6 +90,7 @@ _WORDS = {
     "norm": "a model with BatchNorm",
     "branch": "a model with branches",
     "line": "a model of one layer",
+    "waiting": "a model whose layers stand in another order than that of their use",
     "gap": "a model of four layers, one of which is left out on one rank in one step",
 }
 

@@ -34,6 +34,40 @@ def barrier_between(e: Evidence, wrong: Wrong) -> str | None:
     )
 
 
+def other_size(e: Evidence, wrong: Wrong) -> str | None:
+    """All call the same, and one brings fewer bytes than the gradient at this place has."""
+    seen = Seen(e, wrong.case)
+    found = parting(seen)
+    if found is None or found[1].op != "all_reduce" or found[2].op != "all_reduce":
+        return None
+    small, large = sorted(found[1:], key=lambda m: m.nbytes)
+    step, calls = seen.last_step(small.rank)
+    given = [m.nbytes for m in calls if m.op == "all_reduce" and m.start <= small.start]
+    used = [nbytes for name, nbytes in seen.truth.nbytes.items() if name in seen.used(small.rank, step)]
+    if large.nbytes not in seen.truth.nbytes.values() or given in (used[: len(given)], used[::-1][: len(given)]):
+        return None  # it has left out some
+    return (
+        f"Rank {small.rank} gives {small.nbytes} bytes to an all-reduce ({small.where}) to which rank {large.rank} "
+        f"gives {large.nbytes}. Where a gradient is missing, zeros must have its shape and its dtype, here float64: "
+        "torch.zeros_like(parameter)."
+    )
+
+
+def broadcast_on_some_ranks(e: Evidence, wrong: Wrong) -> str | None:
+    """A rank waits in a broadcast, and another one has gone past it or did not come to it."""
+    seen = Seen(e, wrong.case)
+    counts = {rank: len(seen.calls(rank, "broadcast")) for rank in seen.ranks}
+    waiting = [m for rank in seen.ranks for m in seen.calls(rank, "broadcast", "send", "recv") if m.end is None]
+    if not waiting or len(set(counts.values())) == 1:
+        return None
+    m = waiting[0]
+    other = next(rank for rank, count in counts.items() if count != counts[m.rank])
+    return (
+        f"Rank {m.rank} waits in {m.op} ({m.where}), and has begun {counts[m.rank]} broadcasts; rank {other} began "
+        f"{counts[other]}. A broadcast is a call of all ranks, those that receive as well: no `if rank == 0` around it."
+    )
+
+
 def _parts_where(seen: Seen) -> str:
     used = [len(seen.used(rank, 0)) for rank in seen.ranks]
     text = (
