@@ -142,13 +142,13 @@ def late(e: Evidence) -> Wrong | None:
                         f"{case.story}: in step {step} rank {patient} began its backward {began - start:.1f} s "
                         f"later than rank {rank}, whose hook returned only then"
                     )
-                    return Wrong("overlap", f"{text}{_called(e, number, rank, began)}.", number)
+                    return Wrong("overlap", f"{text}{_called(e, number, rank, start, began)}.", number)
     return None
 
 
-def _called(e: Evidence, number: int, rank: int, began: float) -> str:
-    """Which call it waited for: the last before that moment."""
-    calls = [m for m in e.messages[number] if m.rank == rank and m.start + e.zero[number] < began]
+def _called(e: Evidence, number: int, rank: int, start: float, began: float) -> str:
+    """Which call it waited for: the last in the hook before that moment."""
+    calls = [m for m in e.messages[number] if m.rank == rank and start <= m.start + e.zero[number] < began]
     return f": it waits for the end of {calls[-1].op} ({calls[-1].where})" if calls else ""
 
 

@@ -52,12 +52,13 @@ def lower_precision(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def waits_in_decode(e: Evidence, wrong: Wrong) -> str | None:
-    """All have made the same calls, and none comes to its end."""
+    """All make the same calls, some more of them than others, and go no further."""
     messages = e.messages.get(wrong.case, ())
     ranks = range(e.cases[wrong.case].world)
     calls = [[m.op for m in messages if m.rank == rank] for rank in ranks]
     gathered = [m for m in messages if "gather" in m.op]
-    if not gathered or any(found != calls[0] for found in calls):
+    longest = max(calls, key=len)
+    if not gathered or any(found != longest[: len(found)] for found in calls):
         return None
     return (
         f"All ranks have called {gathered[-1].op}, and go no further. Does the function that is given to then(...) "
