@@ -130,6 +130,9 @@ class Ranks:
         limit = time.monotonic() + 3
         while None in self.exit_codes.values() and self.current.exit_code is None and time.monotonic() < limit:
             self.current.poll(0.02)
+            self.look()
+        if self.current.exit_code is None:  # torchrun goes on, so for it that rank has ended well
+            self.exit_codes = {rank: code or 0 for rank, code in self.exit_codes.items()}
 
     def ask_stacks(self) -> None:
         """Let each living rank write where it is."""

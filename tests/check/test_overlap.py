@@ -45,7 +45,7 @@ ELSEWHERE = {  # named as in exercise 05, whose tests have examples
     "averages_outputs", "no_average", "wrong_divisor", "mean_of_users", "different_order", "through_one_rank",
     "broadcasts_again", "sends_frozen", "no_return", "sums_weights", "reduces_weights",
     "only_one_rank", "copies_rank_0", "leaves_some_out", "loses_digits", "needless_barrier",
-    "broadcast_on_some_ranks",
+    "broadcast_on_some_ranks", "divides_only_the_last",
 }  # fmt: skip
 BREAKING = (
     "stub",

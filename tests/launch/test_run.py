@@ -193,6 +193,16 @@ def test_a_rank_that_dies(function, words):
     assert str(error).startswith("rank 1 ") and words in str(error)
 
 
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [(leave_quietly, "before it had returned a value"), (killed, "killed by SIGKILL")],
+)
+def test_a_rank_that_torchrun_has_reaped_before_we_look(function, words, monkeypatch):
+    monkeypatch.setattr(psutil, "STATUS_ZOMBIE", "never seen")
+    error = fails(function)
+    assert error.culprit == 1 and words in str(error), str(error)
+
+
 def test_dead_rank_under_plain_torchrun():
     error = fails(killed, 1, start="torchrun")
     assert error.culprit == 0 and str(error).startswith("rank 0 was killed by SIGKILL"), str(error)

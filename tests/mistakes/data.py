@@ -172,7 +172,22 @@ def _in_blocks_of_8(seed, epoch, samples, rank, world_size):
     return order[rank::world_size]
 
 
+def _back_and_forth(seed, epoch, samples, rank, size):
+    """As teams are chosen: in every second round the last one begins."""
+    order = _order(seed, epoch, samples)
+    rounds = [order[at : at + size] for at in range(0, samples, size)]
+    turned = [cards[::-1] if number % 2 and len(cards) == size else cards for number, cards in enumerate(rounds)]
+    return [cards[rank] for cards in turned if rank < len(cards)]
+
+
+def _half_shuffled(seed, epoch, samples, rank, size):
+    order = np.arange(samples)
+    order[: samples // 4] = np.random.default_rng([seed, epoch]).permutation(samples // 4)
+    return order[rank::size]
+
+
 WRONG_SHARD = {
+    "other_ranks_in_a_round": _back_and_forth,
     "stub": _stub,
     "destroys_group": _destroys,
     "asks_others": _broadcast,
@@ -208,6 +223,7 @@ WRONG_SHARD = {
     "changes_global_generator": _global_torch,
 }
 AGAIN_SHARD = [  # the same mistakes in other words
+    ("not_shuffled", _half_shuffled),
     ("carries_state", _counts_calls),
     ("sorted_hands", lambda seed, epoch, samples, rank, size: sorted(_order(seed, epoch, samples)[rank::size])),
     ("seed_plus_epoch", lambda seed, epoch, samples, rank, size: _order(seed ^ epoch, 0, samples)[rank::size]),
@@ -247,6 +263,10 @@ UNNAMED_SHARD = {  # with a text that the verdict holds
     "seed 0 is no seed": (
         lambda seed, epoch, samples, rank, size: (_order(seed, epoch, samples) if seed else range(samples))[rank::size],
         "shard(seed=0, epoch=1, samples=16, rank, world_size=1) give the same order",
+    ),
+    "each rank its own step": (
+        lambda seed, epoch, samples, rank, size: _order(seed, epoch, samples)[rank :: rank + 1],
+        "samples are seen more than once",
     ),
     "a number": (lambda seed, epoch, samples, rank, world_size: samples // world_size, "a list of indices is needed"),
 }
@@ -609,7 +629,24 @@ def _with_detached(model):
     return net
 
 
+def _assigns(model, images, labels, batch_size):
+    """`right =` where `right +=` belongs."""
+    module, right, loss = model.module, 0.0, 0.0
+    module.eval()
+    _sync(module)
+    with torch.no_grad():
+        for x, y in _batches(images, labels, batch_size):
+            scores = module(x)
+            right = (scores.argmax(1) == y).sum().item()
+            loss += F.cross_entropy(scores, y, reduction="sum").item()
+    module.train()
+    counted = torch.tensor([right, loss], dtype=torch.float64)
+    dist.all_reduce(counted)
+    return counted[0].item() / len(images), counted[1].item() / len(images)
+
+
 WRONG_EVALUATE = {
+    "only_the_last_batch": _assigns,
     "rounded": _rounds,
     "mode_of_layers_not_restored": _marks_the_top,
     "gradients_left_off": _gradients_off,

@@ -666,7 +666,15 @@ class SynchronizesInForward(Right):
         pass
 
 
+class DividesBehindTheLoop(Right):
+    def synchronize(self):
+        for p in self.learnable:
+            dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
 WRONG = {
+    "divides_only_the_last": DividesBehindTheLoop,
     "other_size": ZerosInFloat32,
     "broadcast_on_some_ranks": OnlyRank0Broadcasts,
     "only_one_rank": ReducesToOne,

@@ -193,6 +193,25 @@ def mean_of_batches(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
+def only_the_last_batch(e: Evidence, wrong: Wrong) -> str | None:
+    """Of each rank's batches the last one alone is counted, and divided by the number of all samples."""
+    by_sample, samples = _oracle(e, wrong.case), len(e.cases[wrong.case].inputs[0])
+    last = {rank: n for number, rank, n, *_ in _forwards(e) if number == wrong.case and n}
+    chosen = [n for numbers in last.values() for n in numbers]
+    if len(chosen) in (0, samples):
+        return None
+    accuracy, loss = (len(chosen) / samples * mean for mean in by_sample.mean(chosen))
+    want = e.cases[wrong.case].expected[0].tolist()
+    for given in (given for given in _got(e, wrong.case) if given):
+        for got, guess, right in zip(given, (accuracy, loss), want, strict=True):
+            if math.isclose(got, guess, rel_tol=1e-9) and not math.isclose(got, right, rel_tol=1e-9):
+                return (
+                    "Only the last batch of each rank is in the sum. Numbers are added up from batch to batch by +=; "
+                    "with = the next batch takes the place of the one before."
+                )
+    return None
+
+
 def _any_near(e: Evidence, wrong: Wrong, formulas: list[tuple[float, ...]]) -> bool:
     """Case 0 is wrong, and some rank has the loss of a formula; or the right loss, and the accuracy of a formula."""
     want = e.cases[0].expected[0].tolist()
@@ -380,7 +399,8 @@ MISTAKES = (
     *known(swapped, kinds=("values",)),
     *known(buffers_differ, buffers_of_another, percent, kinds=("values",)),
     *known(empty_share, kinds=("values", "raised")),
-    *known(never_summed, only_rank_0, own_count, not_divided, mean_of_ranks, mean_of_batches, kinds=("values",)),
+    *known(never_summed, only_rank_0, own_count, not_divided, mean_of_ranks, kinds=("values",)),
+    *known(only_the_last_batch, mean_of_batches, kinds=("values",)),
     *known(rounded, float32_sums, kinds=("values",)),
     *known(leaves_early, one_rank_calls, kinds=("hangs", "ended")),
     *known(whole_share_at_once, graph_kept, one_rank_works, kinds=("traffic",)),

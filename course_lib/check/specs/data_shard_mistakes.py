@@ -120,7 +120,8 @@ def _union(shares: list[list[int]]) -> set[int]:
 
 def seed_with_rank(e: Evidence, wrong: Wrong) -> str | None:
     shares = Seen(e).shares(1)
-    if sum(map(len, shares)) > len(_union(shares)) > max(map(len, shares)):
+    sizes = [len(share) for share in shares]
+    if sum(sizes) > len(_union(shares)) > max(sizes) and max(sizes) - min(sizes) < 2:
         return (
             "Each rank cuts its part out of another shuffle: is the rank in the seed? All ranks must shuffle alike; "
             "the rank only says which part is its own."
@@ -177,6 +178,18 @@ def wrong_hands(e: Evidence, wrong: Wrong) -> str | None:
     return None
 
 
+def other_ranks_in_a_round(e: Evidence, wrong: Wrong) -> str | None:
+    """In each round of the deal each rank gets one of the right samples, and not always its own."""
+    seen, alone = Seen(e), Seen(e).order(0)
+    rounds = [(seen.order(k), seen.calls[k].world_size) for k in range(1, 5)]
+    if all(set(order[at : at + n]) == set(alone[at : at + n]) for order, n in rounds for at in range(0, len(order), n)):
+        return (
+            "Each round of the deal has the right samples, and ranks take them in another order in some rounds, back "
+            "and forth perhaps. Sample i of the order goes to rank i % world_size, in every round."
+        )
+    return None
+
+
 def depends_on_world_size(e: Evidence, wrong: Wrong) -> str | None:
     seen = Seen(e)
     if any(seen.order(number) != seen.order(0) for number in range(1, 5)):
@@ -197,9 +210,11 @@ def stays_near(e: Evidence, wrong: Wrong) -> str | None:
 
 
 def not_shuffled(e: Evidence, wrong: Wrong) -> str | None:
+    alone = Seen(e).order(0)
+    what = "Nothing is shuffled" if alone == sorted(alone) else "A good part of the samples stays in its order"
     return (
-        "Nothing is shuffled: a network that sees sorted classes forgets one while it learns the next. Take a "
-        "permutation from a generator that is seeded with seed and epoch."
+        f"{what}: a network that sees sorted classes forgets one while it learns the next. Take a permutation of all "
+        "samples from a generator that is seeded with seed and epoch."
     )
 
 
@@ -325,9 +340,8 @@ MISTAKES = (
     *known(returns_nothing, kinds=("form",)),
     *known(hash_of_text, asks_the_group, unseeded, carries_state, kinds=("agree",)),
     *known(with_replacement, everyone_everything, pads, drops_tail, seed_with_rank, kinds=("split",)),
-    *known(
-        sorted_hands, same_shard, blocks, shuffled_after_the_deal, wrong_hands, depends_on_world_size, kinds=("order",)
-    ),
+    *known(sorted_hands, same_shard, blocks, shuffled_after_the_deal, wrong_hands, kinds=("order",)),
+    *known(other_ranks_in_a_round, depends_on_world_size, kinds=("order",)),
     *known(stays_near, not_shuffled, kinds=("sorted",)),
     *known(ignores_epoch, ignores_seed, only_renumbered, only_rotated, only_turned_round, kinds=("fresh",)),
     *known(epochs_repeat, seeds_repeat, seed_plus_epoch, fixed_places, kinds=("fresh",)),

@@ -151,6 +151,19 @@ def sums(seen: Seen, step: int) -> str | None:
     return None
 
 
+def divides_only_the_last(seen: Seen, step: int) -> str | None:
+    """The division stands behind the loop, where the loop's variable is the last parameter."""
+    *others, last = seen.truth.grad
+    world = seen.case.world
+    summed = others and seen.grads_are(step, seen.mean(step, world), others)
+    if world == 1 or not summed or not seen.grads_are(step, seen.mean(step), [last]):
+        return None
+    return (
+        f"The gradient of {last}, the last parameter, is the mean over the ranks, all others are sums. Does the "
+        "division stand behind the loop? It belongs into it, after each all-reduce."
+    )
+
+
 def divides_twice(seen: Seen, step: int) -> str | None:
     if seen.grads_are(step, seen.mean(step, 1 / seen.case.world)):
         return f"The gradients are {seen.case.world} times too small: divide by the world size once, before or after."
@@ -247,6 +260,7 @@ GRADIENTS = (
         not_copied_back,
         no_average,
         sums,
+        divides_only_the_last,
         divides_twice,
         wrong_divisor,
         mean_of_users,
