@@ -31,7 +31,8 @@ from course_lib.launch.dying import adopt_orphans, die_with_parent
 from course_lib.launch.huge_pages import huge_pages
 from course_lib.startup import importing
 
-# After so many forks the next ones are made cheap, which costs as much as about ten; later again, for new modules.
+# After so many forks the next ones are made cheap, and about twenty of them save what that costs; later again, for new
+# modules.
 _MANY = (8, 32, 128)
 
 
