@@ -122,6 +122,13 @@ def test_what_ends_badly_is_named(spec, name, answer):
         assert "rank 1 has finished this case." in text and "rank 2" not in text
 
 
+def test_a_hook_with_other_names_is_told_what_ddp_asks_for():
+    with pytest.raises(check.CheckFailed, match="parameters are called s and b; DDP asks for one called bucket"):
+        engine.judge(HOOK, mistakes.other_names)
+    with pytest.raises(KeyError, match="bucket"):  # torch's own way to say it
+        torch.nn.parallel.DistributedDataParallel._check_comm_hook(None, mistakes.other_names)
+
+
 def _late(answer, patience) -> Evidence:
     """The case with a patient rank, alone."""
     case = next(case for case in torch_ddp_onebit.cases(random.Random(1)) if "patient" in case.options)
