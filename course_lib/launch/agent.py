@@ -103,7 +103,8 @@ class Agent:
             if self.busy:
                 self.look()
             elif self.packing and not readable:
-                self.packing = None if next(self.packing, None) is None else self.packing
+                if next(self.packing, None) is None:
+                    self.packing = None
             elif self.warm and not readable:
                 warm_up_fully()
 

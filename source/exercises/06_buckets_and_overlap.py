@@ -18,7 +18,7 @@
 # | overlap | when backward has its last gradient, all but the last bucket are under way |
 # | waiting | nobody waits inside backward; `synchronize()` waits for everything |
 # | result | equal to one process after every step, the same bits on all ranks, any number of ranks |
-# | models | frozen parameters, tied weights, branches that leave parameters out (all parameters have one dtype) |
+# | models | frozen, tied or unused parameters; layers used in another order than they stand in; one dtype in all |
 #
 # **The plan**
 #
@@ -130,7 +130,7 @@ show.timeline(run(show.profiled(train), ranks=2, args=(1.5,)))
 #
 # ## Check
 #
-# The check trains a deep model and three with traps on three ranks, and looks at every gradient, at the size of
+# The check trains a deep model and four with traps on three ranks, and looks at every gradient, at the size of
 # every all-reduce, and at when it began. In two cases a rank is late on purpose: who waits for it inside backward is
 # found out. In one of these, on two ranks, a layer is left out in one step: in the next one all buckets must begin in
 # time again. On a single rank you may send nothing.

@@ -299,8 +299,9 @@ def _twins(e: Evidence) -> Wrong | None:
     """Two calls of the grid have the same order."""
     known: dict[int, Call] = {}
     for seed, epoch, order in (row for answer in e.answers[0] for row in answer.facts["orders"]):
-        call, twin = Call(seed, epoch, FEW, 1), known.setdefault(order, Call(seed, epoch, FEW, 1))
-        if call != twin:
+        call = Call(seed, epoch, FEW, 1)
+        twin = known.setdefault(order, call)
+        if twin is not call:
             mixed = MIXED if call.seed != twin.seed and call.epoch != twin.epoch else ""
             return Wrong("fresh", f"{twin} and {call} give the same order.", 0, mixed)
     return None
