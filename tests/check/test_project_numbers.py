@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 
 from course_lib.check import CheckFailed, engine
-from course_lib.check.project import report
+from course_lib.check.project import again, report
 from course_lib.check.project.evidence import refuse_evidence
 from course_lib.check.project.folder import Run
 from course_lib.check.project.plan import PLAN, right
@@ -189,3 +189,32 @@ def test_wrong_conclusions_are_named(mistake):
 @pytest.mark.parametrize("change", [{}, {"speedup": 1.81, "efficiency": 0.899}, {"comm_share": 0.262}])
 def test_right_conclusions_pass(change):
     concluded(change)
+
+
+class Looks:
+    """A room in which runs, run again, are as fast as each look says: the alone's samples/s, then the together's."""
+
+    def __init__(self, *looks):
+        self.speeds = [speed for look in looks for speed in look]
+
+    def part(self, run, until):
+        speed = self.speeds.pop(0)
+        rows = [{"event": "train", "step": step, "loss": 1.0, "samples_per_s": speed} for step in range(1, until + 1)]
+        return again.Part(Path(), rows)
+
+
+# By the folders two ranks are 1.8 times as fast as one; a busy machine may bring a look four times away from that.
+@pytest.mark.parametrize("looks", [[(100, 180)], [(100, 50)], [(100, 700)], [(100, 20), (100, 180)]])
+def test_speeds_of_a_busy_machine_pass(looks):
+    room = Looks(*looks)
+    report.refuse_other_speeds(room, ONE, DDP)
+    assert room.speeds == [], "looked again without a reason"
+
+
+@pytest.mark.parametrize("looks", [[(100, 40), (100, 44)], [(100, 9), (100, 800)], [(100, 1000), (100, 730)]])
+def test_speeds_that_no_look_comes_near_are_refused(looks):
+    with pytest.raises(CheckFailed) as caught:
+        report.refuse_other_speeds(Looks(*looks), ONE, DDP)
+    assert caught.value.mistake == "metrics_edited", str(caught.value)
+    for alone, together in looks:
+        assert f"{together / alone:.2f}" in str(caught.value)

@@ -151,13 +151,15 @@ def test_a_disk_that_was_mended_by_hand_is_no_cure(done, tmp_path, mistake, spoi
 
 
 def test_speeds_that_were_edited_are_found(done, tmp_path, monkeypatch):
-    def twenty_times(folder: Path) -> None:
+    """A thousand times: further from the truth than a busy machine can bring the judge's own look."""
+
+    def edit(folder: Path) -> None:
         file = folder / "runs" / "ddp" / "metrics.jsonl"
         rows = [json.loads(line) for line in file.read_text().splitlines()]
-        rows = [row | {k: 20 * v for k, v in row.items() if k == "samples_per_s"} for row in rows]
+        rows = [row | {k: 1000 * v for k, v in row.items() if k == "samples_per_s"} for row in rows]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    folder = spoiled(done, tmp_path, twenty_times)
+    folder = spoiled(done, tmp_path, edit)
     monkeypatch.chdir(folder)
     assert course_report([*report.RUNS, "--out", "report.html"]) == 0
     one, ddp = (median(report.speeds(read(folder, name))) for name in report.RUNS[:2])
