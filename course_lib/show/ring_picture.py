@@ -13,6 +13,7 @@ from course_lib.show.still import png
 from course_lib.show.svg import svg
 
 _WIDTH, _LEFT, _METER, _TOP = 900.0, 74.0, 132.0, 84.0
+_HEADING = 58.0  # pixels that "chunk 10" needs
 
 
 def ring(r: Result) -> Stepper:
@@ -43,8 +44,12 @@ def _frame(story: Story, board: Board, step: int) -> Canvas:
     phase = story.phase(step)
     title = f"After step {step} of {story.steps}" + (f" ({phase})" if phase else "")
     shapes: list[Shape] = [Text(_LEFT, 22, title, "strong")]
+    narrow = board.chunk + board.gap < _HEADING
+    if narrow:
+        shapes.append(Text(_LEFT - 14, 46, "chunk", "small", "end"))
     for number, (_, length) in enumerate(board.spans):
-        name = f"chunk {number}" if story.size > FEW else f"chunk {number}: {words.count(length, 'element')}"
+        name = f"{number}" if narrow else f"chunk {number}"
+        name += f": {words.count(length, 'element')}" if story.size <= FEW else ""
         shapes.append(Text(board.x(number) + board.chunk / 2, 46, name, "small", "middle"))
     for rank in range(story.size):
         shapes.append(Text(_LEFT - 14, board.y(rank) + board.height / 2 + 5, f"rank {rank}", "text", "end"))

@@ -183,11 +183,14 @@ def test_short_and_empty_tensors(four):
     assert "every rank holds the sum" in show.ring(four["empty"]).alt
 
 
-def test_many_ranks_copies_and_one_rank_alone():
+def test_many_ranks_copies_and_one_rank_alone(drawn):
     six = show.ring(run(show.tracked(ring), ranks=6))
     assert len(six.frames) == 11
     assert "and 2 more messages" in six.captions[1]
     assert len(six.html) < 700_000  # a notebook keeps it
+    assert "chunk 5" in drawn(six.frames[1]).texts
+    twelve = drawn(show.ring(run(show.tracked(ring), ranks=12)).frames[1]).texts
+    assert {"chunk", "11"} <= set(twelve), "twelve headings have no room for words"
     two = show.ring(run(show.tracked(on_copies), ranks=2))
     assert "worked on copies" in two.alt
     assert "At the end every rank holds the mean of all ranks in every chunk." in two.alt
