@@ -168,7 +168,8 @@ def losses(way):
     return told
 
 
-curves = {way: run(losses, ranks=2, args=(way,)).results[0] for way in ("exact", "with feedback", "forgets")}
+ways = ("exact", "with feedback", "forgets")
+curves = run(lambda: {way: losses(way) for way in ways}, ranks=2).results[0]
 show.curves(curves, "step", "loss of rank 0")
 
 # %% [markdown]

@@ -135,7 +135,7 @@ def all_cases():
     return f"{sum(map(same_as_torch, cases))} of {len(cases)} equal"
 
 
-for ranks in (1, 2, 3, 5):
+for ranks in (1, 3, 5):
     print(ranks, "ranks:", run(all_cases, ranks=ranks).results)
 
 # %% [markdown]
@@ -291,9 +291,9 @@ def over(wire):
     return tensor
 
 
-by_torch = run(over, ranks=4, args=(TorchTransport,)).results
-for wire in (TcpTransport, SharedTransport):
-    found = run(over, ranks=4, args=(wire,)).results
+wires = (TorchTransport, TcpTransport, SharedTransport)
+by_torch, *others = zip(*run(lambda: [over(wire) for wire in wires], ranks=4).results, strict=True)
+for wire, found in zip(wires[1:], others, strict=True):
     same = [torch.equal(found[rank], by_torch[rank]) for rank in range(4)]
     print(f"{wire.__name__:<16} the same bits as over torch: {same}")
 

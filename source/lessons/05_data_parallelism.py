@@ -169,13 +169,13 @@ def losses(wrap):
     torch.manual_seed(dist.get_rank())
     model, x = wrap(net()), torch.randn(64, 5, dtype=torch.float64)
     optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
-    for step in range(40):
+    for step in range(20):
         optimizer.zero_grad()
         loss = mse_loss(model(x), x[:, :3].sin())
         loss.backward()
         model.synchronize()
         optimizer.step()
-        found += [loss.item()] * (step in (0, 39))
+        found += [loss.item()] * (step in (0, 19))
     return found
 
 
@@ -199,11 +199,9 @@ def with_norm():
 
 
 one_norm = run(train, ranks=1, args=(ByHand, with_norm)).results[0]
-found = {
-    "by hand": run(train, ranks=3, args=(ByHand, with_norm)).results,
-    "torch DDP": run(train, ranks=3, args=(TorchDDP, with_norm)).results,
-}
-show.difference(one_norm, found)
+ranks = run(lambda: (train(ByHand, with_norm), train(TorchDDP, with_norm)), ranks=3).results
+by_hand, by_torch = zip(*ranks, strict=True)
+show.difference(one_norm, {"by hand": by_hand, "torch DDP": by_torch})
 
 # %% [markdown]
 # It does not, and torch's DDP is no better. BatchNorm normalises with the mean and variance of the samples that *it
@@ -312,9 +310,11 @@ def seconds_per_step(width, wrap=ByHand, samples=256, steps=10):
     return (times[-1] - times[2]) / steps  # the first two warm up
 
 
-for width in (64, 512):
-    one_rank, two = (max(run(seconds_per_step, ranks, args=(width,)).results) for ranks in (1, 2))
-    print(f"{width:>4} wide: {one_rank * 1e3:7.2f} ms with one rank, {two * 1e3:7.2f} ms with two")
+widths = (64, 512)
+(one_rank,), two = (run(lambda: [seconds_per_step(width) for width in widths], ranks).results for ranks in (1, 2))
+for k, width in enumerate(widths):
+    slower = max(rank[k] for rank in two)
+    print(f"{width:>4} wide: {one_rank[k] * 1e3:7.2f} ms with one rank, {slower * 1e3:7.2f} ms with two")
 
 # %% [markdown]
 # In which line do two ranks gain more, or lose less? Both models make eight all-reduces a step. The large one has 63

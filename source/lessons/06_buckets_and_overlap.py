@@ -183,7 +183,7 @@ for name, r in (("after backward", after), ("beside it", beside)):
 # own. We imitate that. The gradient of a layer `OnGPU` costs the processor next to nothing, but it comes 10 ms
 # later, as if something else had computed it. The bytes are the same: 4 MiB a layer.
 #
-# **Predict:** six layers, three wrappers. For which kind of layer does overlap take more off a step, as a part of it?
+# **Predict:** four layers, three wrappers. For which kind of layer does overlap take more off a step, as a part of it?
 
 
 # %%
@@ -208,7 +208,7 @@ class OnGPU(nn.Linear):
 # %%
 def step_ms(wrap, layer):
     torch.manual_seed(0)
-    model = wrap(nn.Sequential(*[layer(1024, 1024) for _ in range(6)]), bucket_mb=5)
+    model = wrap(nn.Sequential(*[layer(1024, 1024) for _ in range(4)]), bucket_mb=5)
     x, found = torch.randn(64, 1024), []
     for _ in range(5):
         dist.barrier()

@@ -37,12 +37,13 @@ def net(layers=8, width=512):
     return nn.Sequential(*(layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.ReLU())))
 
 
-def steps(knobs):
-    model = DistributedDataParallel(net(), **knobs)
-    for _ in range(3):
-        dist.barrier()
-        model.zero_grad()
-        model(torch.randn(8, 512)).square().mean().backward()
+def steps(*ways):
+    for knobs in ways:
+        model = DistributedDataParallel(net(), **knobs)
+        for _ in range(3):
+            dist.barrier()
+            model.zero_grad()
+            model(torch.randn(8, 512)).square().mean().backward()
 
 
 def sent(r, op="all_reduce"):
@@ -60,9 +61,11 @@ def sent(r, op="all_reduce"):
 # Eight layers of 512x512 have 8 MiB of gradients. **Predict:** how many all-reduces in the first step? In the second?
 
 # %%
-for knobs in ({}, {"bucket_cap_mb": 25}, {"bucket_cap_mb": 2}):
-    found = [[f"{n / 2**20:.1f}" for n in step] for step in sent(run(steps, ranks=2, args=(knobs,)))]
-    print(f"{knobs!s:<22} MiB in step 0: {found[0]}, step 1: {found[1]}, step 2: {found[2]}")
+ways = ({}, {"bucket_cap_mb": 25}, {"bucket_cap_mb": 2})
+found = [[f"{n / 2**20:.1f}" for n in step] for step in sent(run(steps, ranks=2, args=ways))]
+for k, knobs in enumerate(ways):
+    first, second, third = found[3 * k : 3 * k + 3]
+    print(f"{knobs!s:<22} MiB in step 0: {first}, step 1: {second}, step 2: {third}")
 
 # %% [markdown]
 # Step 0 is one all-reduce of everything: DDP does not know yet in which order gradients arrive. It looks, and fills its
@@ -127,8 +130,9 @@ def memory(knobs):
     return f"{sum(found.values()) / 2**20:.1f} MiB; {detached}"
 
 
-for knobs in ({}, {"gradient_as_bucket_view": True}):
-    print(knobs, run(memory, ranks=2, args=(knobs,)).results[0])
+views = ({}, {"gradient_as_bucket_view": True})
+for view, found in zip(views, run(lambda: [memory(knobs) for knobs in views], ranks=2).results[0], strict=True):
+    print(view, found)
 
 # %% [markdown]
 # One copy of all gradients less: for ResNet-50 that is 97.5 MiB on each rank. The price: `p.grad.detach_()` is an error
@@ -152,14 +156,15 @@ def one_way(knobs, way):
             loss = model(torch.randn(8, 99)).square().mean()
         if way != "no_grad":
             loss.backward()
+    dist.barrier()  # the end of step 2
 
 
 ways = [({}, ""), ({"find_unused_parameters": True}, ""), ({"static_graph": True}, "")]
 ways += [({"forward_sync_buffers": False}, ""), ({}, "eval"), ({}, "no_grad"), ({}, "autocast")]
-for knobs, way in ways:
-    r = run(one_way, ranks=2, args=(knobs, way), quiet=True)
-    buffers = sent(r, "broadcast")
-    print(f"{way or knobs or 'as it is'!s:<32} all-reduce {sent(r)[2]!s:<14} broadcast {buffers[1]}, {buffers[2]}")
+r = run(lambda: [one_way(*one) for one in ways], ranks=2, quiet=True)
+for k, (knobs, way) in enumerate(ways):
+    (_, first, second, _), reduced = sent(r, "broadcast")[4 * k : 4 * k + 4], sent(r)[4 * k + 2]
+    print(f"{way or knobs or 'as it is'!s:<32} all-reduce {reduced!s:<14} broadcast {first}, {second}")
 
 # %% [markdown]
 # - `find_unused_parameters` costs one more all-reduce in each step, 4 bytes for each of the four parameters. Turn it on
@@ -238,9 +243,10 @@ def four_microbatches(around_forward, around_backward):
                 loss.backward()
 
 
-for ways in ((False, False), (False, True), (True, False), (True, True)):
-    r = run(four_microbatches, ranks=2, args=ways)
-    print(f"no_sync around forward: {ways[0]!s:<6} around backward: {ways[1]!s:<6} all-reduces: {len(sent(r)[2])}")
+ways = ((False, False), (False, True), (True, False), (True, True))
+found = sent(run(lambda: [four_microbatches(*around) for around in ways], ranks=2))
+for (forward, backward), last in zip(ways, found[2::3], strict=True):  # the last step of each way
+    print(f"no_sync around forward: {forward!s:<6} around backward: {backward!s:<6} all-reduces: {len(last)}")
 
 # %% [markdown]
 # Without `no_sync` there are two for each microbatch, one a bucket, as without accumulation. `no_sync` around backward

@@ -205,7 +205,7 @@ torch.load(io.BytesIO(content))
 # First a run that nobody disturbs.
 
 # %%
-options = {"optim.epochs": 6, "model.norm": "batch", "run.save_every": 10}
+options = {"optim.epochs": 4, "model.norm": "batch", "run.save_every": 10}
 calm = train("digits", ranks=3, dir=base / "calm", **options)
 
 # %% [markdown]
@@ -220,7 +220,7 @@ panel
 # Run the next cell when you have pressed. (If you have not, it kills rank 1 for you.)
 
 # %%
-hurt = panel.wait(rank=1, step=60)
+hurt = panel.wait(rank=1, step=45)
 print(*panel.kills, sep="\n")
 show.survived(calm, hurt)
 
@@ -259,9 +259,9 @@ all(torch.equal(one[name], other[name]) for name in one)
 # Then the scheduler gives us two ranks instead of three. **Predict:** will the loss still be the same, bit for bit?
 
 # %%
-short = {"optim.epochs": 2, "model.dropout": 0.0}
+short = {"optim.epochs": 1, "model.dropout": 0.0}
 straight = train("digits", ranks=3, dir=base / "straight", **short)
-stopped = train("digits", ranks=3, dir=base / "moved", **short, **{"run.stop_after": 40})
+stopped = train("digits", ranks=3, dir=base / "moved", **short, **{"run.stop_after": 20})
 print(stopped.status, "because", json.loads((base / "moved" / "status.json").read_text())["why"])
 
 # %%
@@ -269,7 +269,7 @@ moved = train("digits", ranks=2, dir=base / "moved", **short)
 show.survived(straight, moved, labels=["3 ranks", "3 ranks, then 2"])
 
 # %% [markdown]
-# Until step 40 the bits are equal. From there on each step has the same samples, because the order does not depend on
+# Until step 20 the bits are equal. From there on each step has the same samples, because the order does not depend on
 # the number of ranks (lesson 08), but two ranks sum in another order than three: the last digits differ, and the curve
 # is the same for the eye. (We left dropout out. Its masks are drawn by step *and rank*, so with it the two runs would
 # part further, as two runs with other seeds do.) The loop says so when it goes on.
