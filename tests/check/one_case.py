@@ -21,6 +21,7 @@ class Exercise:
     shown     the same for single answers, by the answer
     breaking  mistakes whose answers do not come to their end
     full      mistakes whose first answer is seen as learners see it: by the whole check
+    always    groups of cases that every right answer is tried in; of the others each is tried in half
     """
 
     spec: GroupSpec
@@ -30,6 +31,7 @@ class Exercise:
     usual: str
     breaking: tuple[str, ...]
     full: tuple[str, ...]
+    always: tuple[str, ...]
     _refused: dict[Any, CheckFailed] = field(default_factory=dict)  # what was said already
 
     @property
@@ -78,9 +80,14 @@ class Exercise:
         return many({k: (answer, [self.case(self.group_of(name, answer), k)]) for k, name, answer in ending})
 
     def seen_right(self, many: Callable) -> dict[str, Evidence]:
-        """What is seen of the right answers; another seed for each, and the same in each run."""
-        right = self.mistakes.RIGHT.items()
-        return many({name: (answer, self.spec.cases(random.Random(len(name)))) for name, answer in right})
+        """What is seen of the right answers, the same in each run; all together see every case."""
+        right = enumerate(self.mistakes.RIGHT.items())
+        return many({name: (answer, self._some(k)) for k, (name, answer) in right})
+
+    def _some(self, turn: int) -> list[GroupCase]:
+        """Of one of three sets the cases for every right answer, and every second one of the others."""
+        chosen = self._sets[turn % 3]
+        return [case for at, case in enumerate(chosen) if case.group in self.always or (at + turn) % 2]
 
     def assert_named(self, number: int, seen: dict[int, Evidence]) -> None:
         """A wrong answer is refused by the name of its mistake."""

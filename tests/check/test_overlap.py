@@ -61,7 +61,7 @@ BREAKING = (
 FULL = ("order_differs",)  # as learners see it
 
 
-EXERCISE = Exercise(SPEC, mistakes, GROUPS, SHOWN, "deep", BREAKING, FULL)
+EXERCISE = Exercise(SPEC, mistakes, GROUPS, SHOWN, "deep", BREAKING, FULL, ("deep", "branch", "late"))
 WRONG, refused, sentence = EXERCISE.wrong, EXERCISE.refused, EXERCISE.sentence
 
 

@@ -37,6 +37,9 @@ RIGHT = [(ACCUMULATE, *row) for row in mistakes.ACCUMULATE_RIGHT.items()]
 RIGHT += [(HOOK, *row) for row in mistakes.HOOK_RIGHT.items()]
 END_BADLY = {"stub", "skips_empty_microbatch", "returns_no_future", "future_of_no_tensor", "waits_in_decode"}
 TOGETHER = [row for row in WRONG + RIGHT if row[1] not in END_BADLY | {"waits_in_hook"}]
+# Wrong answers that the case for most does not show, or whose name rests on two cases.
+MORE = {"clips", "sends_for_each_microbatch", "residual_overwritten", "kept_elsewhere"}
+FOR_MOST = {"accumulate": "uneven", "onebit_hook": "one"}
 SENTENCES = {
     "forgets_world_size": "multiply the loss by it",
     "mean_of_means": r"samples, update by update: rank 0: 7\+",
@@ -70,9 +73,12 @@ def drive_all(todo):
 
 @pytest.fixture(scope="module")
 def seen() -> list[Evidence]:
-    """The evidence of all answers that come back, for the cases of three ranks."""
-    made = [spec.cases(random.Random(k)) for k, (spec, _, _) in enumerate(TOGETHER)]
-    found = [Evidence([case for case in cases if case.world == 3]) for cases in made]
+    """The evidence of all answers that come back, for the cases of three ranks; most wrong ones get only one."""
+    found = []
+    for k, row in enumerate(TOGETHER):
+        three = [case for case in row[0].cases(random.Random(k)) if case.world == 3]
+        every = row in RIGHT or row[1] in MORE
+        found.append(Evidence([case for case in three if every or case.group == FOR_MOST[row[0].function]]))
     todo = [
         (answer, [(c.drive, c.inputs, c.options) for c in evidence.cases])
         for (_, _, answer), evidence in zip(TOGETHER, found, strict=True)

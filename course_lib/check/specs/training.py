@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib.check.recorder import InFlight
-from course_lib.check.specs.training_handles import Asked, Spread, alive
+from course_lib.check.specs.training_handles import Asked, Spread, alive, count_from_here
 from course_lib.check.specs.training_models import build, loss_of, state
 from course_lib.launch import watch
 from course_lib.parallel.by_hand import DataParallelByHand
@@ -97,22 +97,20 @@ def train(
     spread = Spread(module, notes.facts["ready"])
     watch.in_place.extend([flight, spread])
     watch.asked.extend([asked] if asked else [])
-    # A group of its own for the barriers of this file: theirs must not be taken for the learner's calls. It is made
-    # before these, since nobody sees that a rank waits for the others there.
-    fence = dist.new_group() if dist.get_world_size() > 1 else None
+    fence = _own_group()
     try:
         wrapped = wrap(module, **wrapping)
         _is_module(wrapped, module)
         notes.facts["ready_made"] = _ready_made(wrapped)
         optimizer = torch.optim.SGD(wrapped.parameters(), lr=RATE, momentum=momentum)
-        before = alive()
+        count_from_here()
         for step, batch in enumerate(data):
             _step(wrapped, optimizer, notes, batch, ways[step][rank], fence, rank == patient, patient is not None)
     finally:
         watch.in_place.remove(flight)
         watch.in_place.remove(spread)
         watch.asked.clear()
-    notes.facts |= {"touched": flight.touched, "spread": spread.found, "kept": alive() - before}
+    notes.facts |= {"touched": flight.touched, "spread": spread.found, "kept": alive()}
     return notes.close()
 
 
@@ -138,6 +136,22 @@ def _step(wrapped, optimizer, notes: Notes, batch, way: int, fence, patient: boo
     _meet(fence)
     optimizer.step()
     notes.stack("weight")
+
+
+_made: tuple[dist.ProcessGroup, dist.ProcessGroup | None] | None = None  # the default group, and ours beside it
+
+
+def _own_group() -> dist.ProcessGroup | None:
+    """A group for the barriers of this file: theirs must not be taken for the learner's calls. None for one rank.
+
+    It is made before these, since nobody sees that a rank waits for the others there, and once for all cases of as many
+    ranks.
+    """
+    global _made
+    everybody = dist.group.WORLD
+    if _made is None or _made[0] is not everybody:
+        _made = everybody, dist.new_group() if dist.get_world_size() > 1 else None
+    return _made[1]
 
 
 def _meet(fence: dist.ProcessGroup | None) -> None:
