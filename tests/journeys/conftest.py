@@ -191,7 +191,14 @@ class Desk:
 
     def wait_idle(self, seconds: float) -> None:
         """By the status bar: the indicator in the toolbar says idle before there is a kernel, too."""
-        self.page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=seconds * 1000)
+        self.see("#jp-main-statusbar", "Python 3 (ipykernel) | Idle", seconds)
+
+    def see(self, place: str, text: str, seconds: float) -> None:
+        """Wait until a text stands there. It looks twice a second: playwright's own waiting does in each frame."""
+        there, deadline = self.page.locator(place).get_by_text(text), time.monotonic() + seconds
+        while not there.count():
+            assert time.monotonic() < deadline, f"{text!r} is not to be seen within {seconds:g} s"
+            self.page.wait_for_timeout(500)
 
     def menu(self, name: str, item: str) -> None:
         """Choose from the menu bar; `item` is a label's beginning."""
