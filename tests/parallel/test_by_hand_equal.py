@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 
 import cloudpickle
 import pytest
@@ -194,8 +195,12 @@ def one_process_uneven(make: Callable[[], nn.Module], ranks: int) -> Steps:
 
 
 def everything() -> dict[str, Steps]:
-    """All versions, models and communicators on this rank; the weights of other ranks than 0 are other ones."""
-    rank, found = dist.get_rank(), {}
+    """What is compared on this rank; the weights of other ranks than 0 are other ones.
+
+    At 2, 3 and 4 ranks each of MODELS by each version; at 3 also the communicators, BatchNorm, mixed dtypes
+    (these at 2, too, where a sum has one order) and uneven micro-batches.
+    """
+    rank, size, found = dist.get_rank(), dist.get_world_size(), {}
 
     def wrap(version: str, make: Callable[[], nn.Module], communicator: Communicator | None = None) -> nn.Module:
         return VERSIONS[version](build(make, rank), communicator, SMALL, "zero" if make is Branching else "error")
@@ -205,21 +210,22 @@ def everything() -> dict[str, Steps]:
         own = [{"tcp": Communicator(tcp)}, {"shared": Communicator(shared, "halving")}]  # by turns
         for number, (name, version) in enumerate((n, v) for n in MODELS for v in VERSIONS):
             also = {"ring": ring} if (name, version) == ("tied", "overlapped") else own[number % 2]
-            if version != "overlapped" and dist.get_world_size() != 3:  # these three suffice, and save time
-                also = {}
-            for over, communicator in {"torch": None, **also}.items():
+            for over, communicator in {"torch": None, **(also if size == 3 else {})}.items():
                 model = wrap(version, MODELS[name], communicator)
                 found[f"{name} {version} {over}"] = steps_of(model)
                 model.close()
-    for name, make in {**MODELS, "normed": normed, "mixed": Mixed}.items():
+    more = {"normed": normed} if size == 3 else {}
+    more |= {"mixed": Mixed} if size < 4 else {}
+    for name, make in {**MODELS, **more}.items():
         ddp = DistributedDataParallel(build(make, rank), find_unused_parameters=make is Branching)
         found[f"{name} ddp"] = steps_of(ddp)
-        if make in (normed, Mixed):
+        if name in more:
             found |= {f"{name} {version}": steps_of(wrap(version, make)) for version in VERSIONS}
-    for version in VERSIONS:
-        found[f"uneven {version}"] = uneven_micro_batches(wrap(version, tied))
-        found[f"uneven normed {version}"] = uneven_micro_batches(wrap(version, normed))
-    found["uneven normed ddp"] = uneven_micro_batches(DistributedDataParallel(build(normed, rank)))
+    if size == 3:
+        for version in VERSIONS:
+            found[f"uneven {version}"] = uneven_micro_batches(wrap(version, tied))
+            found[f"uneven normed {version}"] = uneven_micro_batches(wrap(version, normed))
+        found["uneven normed ddp"] = uneven_micro_batches(DistributedDataParallel(build(normed, rank)))
     return found
 
 
@@ -239,10 +245,15 @@ def assert_equal_steps(found: Steps, expected: Steps, rtol: float, atol: float) 
         )
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
-def ranks(request: pytest.FixtureRequest) -> list[dict[str, Steps]]:
-    """What each of 2, 3 and 4 ranks found."""
-    return run(everything, request.param, timeout=150, quiet=True, watch=False).results
+@pytest.fixture(scope="module")
+def all_of() -> Callable[[int], list[dict[str, Steps]]]:
+    """What each of so many ranks found."""
+    return cache(lambda size: run(everything, size, timeout=150, quiet=True, watch=False).results)
+
+
+@pytest.fixture(params=[2, 3, 4])
+def ranks(request: pytest.FixtureRequest, all_of) -> list[dict[str, Steps]]:
+    return all_of(request.param)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -252,32 +263,40 @@ def test_equal_to_one_process_on_the_whole_batch(ranks, name):
     assert any(not torch.equal(values[0], values[-1]) for k, values in expected.items() if not k.endswith("grad"))
     for found in ranks:
         by = [key for key in found if re.fullmatch(f"{name} \\w+ (torch|tcp|shared|ring)", key)]
-        assert len(by) == len(VERSIONS) + (len(VERSIONS) if len(ranks) == 3 else 1)
+        assert len(by) == len(VERSIONS) * (2 if len(ranks) == 3 else 1)
         for key in by:
             assert_equal_steps(found[key], expected, **EXACT)
 
 
-def test_uneven_micro_batches_equal_one_process(ranks):
-    expected = one_process_uneven(tied, len(ranks))
+def test_uneven_micro_batches_equal_one_process(all_of):
+    expected = one_process_uneven(tied, 3)
     for version in VERSIONS:
-        for found in ranks:
+        for found in all_of(3):
             assert_equal_steps(found[f"uneven {version}"], expected, **EXACT)
 
 
-@pytest.mark.parametrize("name", [*MODELS, "normed", "uneven normed"])
+@pytest.mark.parametrize("name", MODELS)
 def test_equal_to_torch_ddp(ranks, name):
-    """BatchNorm only here: each rank normalises its own part of the batch, so one process on the whole of it, with
-    other means and variances, computes something else. Running statistics are compared too: each rank has its own."""
     for version in VERSIONS:
         for found in ranks:
-            ours = found[f"{name} {version}" if "normed" in name else f"{name} {version} torch"]
-            assert_equal_steps(ours, found[f"{name} ddp"], rtol=1e-12, atol=1e-14)
-    if "normed" in name:
-        assert not torch.equal(*(found[f"{name} ddp"]["1.running_mean"] for found in ranks[:2]))
+            assert_equal_steps(found[f"{name} {version} torch"], found[f"{name} ddp"], rtol=1e-12, atol=1e-14)
 
 
-def test_mixed_dtypes_are_those_of_torch_ddp(ranks):
+@pytest.mark.parametrize("name", ["normed", "uneven normed"])
+def test_batch_norm_equals_torch_ddp(all_of, name):
+    """Not one process: each rank normalises its own part of the batch, so one process on the whole of it, with
+    other means and variances, computes something else. Running statistics are compared too: each rank has its own."""
+    ranks = all_of(3)
+    for version in VERSIONS:
+        for found in ranks:
+            assert_equal_steps(found[f"{name} {version}"], found[f"{name} ddp"], rtol=1e-12, atol=1e-14)
+    assert not torch.equal(*(found[f"{name} ddp"]["1.running_mean"] for found in ranks[:2]))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_mixed_dtypes_are_those_of_torch_ddp(all_of, size):
     """bfloat16 has 8 bits: its sums depend on the order of additions, with more than two ranks."""
+    ranks = all_of(size)
     tolerance = {"rtol": 0, "atol": 0} if len(ranks) == 2 else {"rtol": 0.02, "atol": 0.002}
     for version in VERSIONS:
         for found in ranks:
