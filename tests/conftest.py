@@ -5,11 +5,13 @@ A run leaves no process, and in CI no change in the tree; either makes the whole
 
 import gc
 import os
+import re
 import subprocess
 import sys
 import time
 import uuid
 from pathlib import Path
+from zlib import crc32
 
 import psutil
 import pytest
@@ -17,7 +19,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TAG = "COURSE_TEST_RUN"  # in the environment of every process that a test starts
 BEFORE = pytest.StashKey[str]()
-ALONE = "test_runs_without_an_error_and_leaves_no_process["  # of test_notebooks.py: one for each notebook
+LONGEST = {"test_notebooks.py", "test_browser.py", "test_project_whole.py"}
+NOTEBOOK = "test_runs_without_an_error_and_leaves_no_process["  # of test_notebooks.py: one for each notebook
 
 
 @pytest.fixture(scope="session")
@@ -50,14 +53,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the files that take long."""
+    """Start with what takes long on one worker, and then with the files that take long."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (item.path.name not in LONGEST, item.path not in slow))
 
 
 @pytest.hookimpl(optionalhook=True)  # also when xdist is switched off: -p no:xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
-    """Keep a file on one worker, where its fixtures are warm; notebooks share nothing, so any worker takes one.
+    """Keep together on one worker what shares warm processes: a file, half of the notebooks, half of tests/train.
 
     (xdist's own --dist loadgroup does not group: version 3.8 renames tests in a way that pytest 9.2 does not see.)
     """
@@ -66,7 +69,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file, _, name = nodeid.partition("::")
-            return nodeid if name.startswith(ALONE) else file
+            if name.startswith(NOTEBOOK):  # one kernel; by the lesson's number
+                number = int(re.search(r"/(\d\d)_", name)[1])
+                return f"notebooks {number % 2}"
+            if file.startswith("tests/train/"):  # one process that has imported torch, see tests/train/conftest.py
+                return f"tests/train {crc32(file.encode()) % 2}"
+            return file
 
     return ByFile(config, log)
 

@@ -164,15 +164,25 @@ def browser():
         chromium.close()
 
 
-@pytest.fixture
-def desk(lab, browser, request):
-    """A browser window on the JupyterLab, with a learner's moves; its last sight is kept."""
+@pytest.fixture(scope="module")
+def page(lab, browser):
+    """One window for all tests: JupyterLab takes long to load."""
     page = browser.new_page()
     page.set_default_timeout(30_000)
+    page.goto(f"{lab.address}/lab?reset&token={lab.token}")
+    page.wait_for_selector("#jp-MainMenu .lm-MenuBar-itemLabel")
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def desk(lab, page, request):
+    """A learner's moves in the browser window on the JupyterLab; its last sight is kept."""
     at_desk = Desk(lab, page)
     yield at_desk
     at_desk.shoot(f"last_{request.node.name}")
-    page.close()
+    page.unroute_all()
+    at_desk.menu("File", "Close All Tabs")
     lab.end_kernels()
 
 
@@ -183,8 +193,10 @@ class Desk:
         self.lab, self.page = lab, page
 
     def open(self, name: str, idle: bool = True) -> None:
-        """Open a notebook in a fresh workspace and wait until its kernel is idle (unless there is none)."""
-        self.page.goto(f"{self.lab.address}/lab/tree/{name}?reset&token={self.lab.token}")
+        """Open a notebook and wait until its kernel is idle (unless there is none)."""
+        self.menu("File", "Open from Path…")
+        self.page.locator(".jp-Dialog input").fill(name)
+        self.answer("Open Path", "Open")
         self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
         if idle:
             self.wait_idle(60)

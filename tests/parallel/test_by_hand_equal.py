@@ -21,6 +21,7 @@ from course_lib.parallel import BucketedDDP, NaiveDDP, OverlappedDDP
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STEPS, BATCH = 10, 4
+UNEVEN_STEPS = 4
 pytestmark = pytest.mark.slow
 VERSIONS = {"naive": NaiveDDP, "bucketed": BucketedDDP, "overlapped": OverlappedDDP}
 SMALL = 400 / 2**20  # MiB: several buckets, and tensors that are larger than a bucket
@@ -165,7 +166,7 @@ def uneven_micro_batches(model: nn.Module) -> Steps:
     """
     optimizer, rank, record = sgd(model), dist.get_rank(), Record(model.module)
     weight = dist.get_world_size() / sum(map(samples, range(dist.get_world_size())))
-    for step in range(STEPS):
+    for step in range(UNEVEN_STEPS):
         optimizer.zero_grad()
         micros = data(step, rank, samples(rank))
         for k, (x, y) in enumerate(zip(*(part.split([4, rank + 5, 4]) for part in micros), strict=True)):
@@ -185,7 +186,7 @@ def samples(rank: int) -> int:
 def one_process_uneven(make: Callable[[], nn.Module], ranks: int) -> Steps:
     module = build(make, seed=0)
     optimizer, record = sgd(module), Record(module)
-    for step in range(STEPS):
+    for step in range(UNEVEN_STEPS):
         optimizer.zero_grad()
         parts = [data(step, rank, samples(rank)) for rank in range(ranks)]
         loss_of(module, tuple(map(torch.cat, zip(*parts, strict=True))), 0).backward()
