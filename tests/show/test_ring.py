@@ -189,11 +189,9 @@ def test_many_ranks_copies_and_one_rank_alone(drawn, monkeypatch):
     assert len(six.frames) == 11
     assert "and 2 more messages" in six.captions[1]
     assert len(six.html) < 700_000  # a notebook keeps it
-    wide = drawn(six.frames[1]).texts
-    assert wide["chunk 5"][1] == wide["chunk 4"][1] and "chunk" not in wide
+    assert "chunk" not in drawn(six.frames[1]).texts
     monkeypatch.setattr(ring_picture, "_HEADING", 1000)  # as with more ranks: there is no room for words
-    narrow = drawn(show.ring(r).frames[1]).texts
-    assert narrow["chunk"][1] == wide["chunk 5"][1]
+    assert "chunk" in drawn(show.ring(r).frames[1]).texts
     two = show.ring(run(show.tracked(on_copies), ranks=2))
     assert "worked on copies" in two.alt
     assert "At the end every rank holds the mean of all ranks in every chunk." in two.alt
