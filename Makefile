@@ -37,7 +37,7 @@ lab: ready
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_ARGS)
 
 test: ready
-	@$(THREADS) $(RUN) -m pytest -n 4 --no-loadscope-reorder $(TEST_ARGS)
+	@$(THREADS) $(RUN) -m pytest -n 3 --no-loadscope-reorder $(TEST_ARGS)
 
 notebooks: ready
 	@$(RUN) -m tools.notebooks
