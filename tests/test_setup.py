@@ -151,8 +151,10 @@ def wait_for(path: Path, process: subprocess.Popen) -> None:
 
 @pytest.mark.slow
 def test_an_interrupted_set_up_goes_on_at_the_next_start(toy: Toy, processes_with):
-    """Ctrl-C reaches the whole group; the other signals only make, as when a terminal or a machine ends."""
-    toy.copy_pip()
+    """Ctrl-C reaches the whole group; the other signals only make, as when a terminal or a machine ends.
+
+    `.venv` is made here as a learner's is, by Python's own venv.
+    """
     for how, send in ((signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill)):
         (toy.folder / "wait").touch()
         (toy.folder / "building").unlink(missing_ok=True)
